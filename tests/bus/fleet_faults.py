@@ -19,8 +19,8 @@ from tests.test_service import until
 BRIEF_S = (2.0, 8.0)
 """Shorter than a lease: nothing may move."""
 SETTLED_S = 300.0
-"""A transition that a leader took as it lost its quorum was sent again for two minutes before it was acknowledged: as
-long as JetStream remembers a message's id."""
+"""A message that a leader took as it lost its quorum can be refused until JetStream forgets its id, two minutes later
+(nats-server pull request 6415 describes that of an older release)."""
 STILL_S = 12.0
 """Longer than from one engine that moves back to the next, with the time until its first point."""
 RESOLVED_S = 420.0

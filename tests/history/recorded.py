@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.wire import Batch, Frame, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.keyframe_codec import dump_state
 from kvscope.monitor.state.records import UNKNOWN_POSITION
 from tests.lab import Lab
+from tests.state_dump import comparable
 
 
 def worked(steps: int = 300, seed: int = 0, **settings: object) -> Lab:
@@ -52,4 +50,4 @@ def state_of(ledger: EngineLedger) -> object:
     """An audit that was under way at a keyframe does not count for who begins there."""
     ledger.state.audit_cycles = ledger.state.audited_ns = 0
     ledger.state.places.audited = UNKNOWN_POSITION
-    return msgspec.msgpack.decode(dump_state(ledger.state))
+    return comparable(ledger.state)

@@ -30,14 +30,13 @@ from kvscope.monitor.publishing.publisher import NotPrivate, Publisher, replay_e
 from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
 from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.state import keyframe_codec
 from kvscope.monitor.state.records import StreamPositions
 from tests.lab import Lab
 from tests.publishing.published import ENGINE, published, run
+from tests.state_dump import FIELDS, comparable
 
 HEARTBEAT, AUDIT_CYCLES, AUDITED_NS, PLACES = (
-    keyframe_codec._StateDump.__struct_fields__.index(name)
-    for name in ("heartbeat", "audit_cycles", "audited_ns", "places")
+    FIELDS.index(name) for name in ("heartbeat", "audit_cycles", "audited_ns", "places")
 )
 AUDITED = StreamPositions.__struct_fields__.index("audited")
 
@@ -66,7 +65,7 @@ def same_state(ledger: EngineLedger, packer: Packer) -> bool:
     """
     if packer.log.flushed or ledger.sequence < packer.next_sequence - 3 or not ledger.ready:
         return False
-    ours, theirs = (msgspec.msgpack.decode(keyframe_codec.dump_state(state)) for state in (ledger.state, packer.shadow))
+    ours, theirs = comparable(ledger.state), comparable(packer.shadow)
     missed_audits = theirs[AUDIT_CYCLES] - ours[AUDIT_CYCLES]
     for dump in (ours, theirs):
         dump[HEARTBEAT] = None

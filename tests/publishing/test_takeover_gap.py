@@ -17,10 +17,10 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.publishing.publisher import Publisher
 from kvscope.monitor.service.source_reader import _from_state_on
 from kvscope.monitor.sources.live_stream import LiveStream
-from kvscope.monitor.state.keyframe_codec import dump_state
 from tests.lab import Lab
 from tests.publishing.published import ENGINE, published, run
 from tests.publishing.test_stream import same_state
+from tests.state_dump import FIELDS, comparable
 
 
 @contextmanager
@@ -71,8 +71,8 @@ class TakingOver:
         packer = self.publisher.packer
         fields = ("_next", "_is_held", "_lacks_state", "_more", "_unreadable", "_behind", "bad_frames")
         stream = {name: getattr(self.stream, name) for name in fields}
-        states = [msgspec.msgpack.decode(dump_state(state)) for state in (self.ledger.state, packer.shadow)]
-        differ = [number for number, (ours, theirs) in enumerate(zip(*states, strict=True)) if ours != theirs]
+        states = comparable(self.ledger.state), comparable(packer.shadow)
+        differ = [name for name, ours, theirs in zip(FIELDS, *states, strict=True) if ours != theirs]
         return (
             f"{stream}, engine at {packer.next_sequence}, ledger at {self.ledger.sequence} ({self.ledger.ready=}),"
             f" log flushed {packer.log.flushed}, state differs in fields {differ}"
