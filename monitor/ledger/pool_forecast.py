@@ -22,6 +22,10 @@ MOST_POINTS: Final = 600
 UNSETTLED_SHARE: Final = 0.1
 """Of the time seen: what was taken so recently may still be returned."""
 GAUSS_95: Final = 1.645
+WIDEST: Final = 4.0
+"""A band from a quarter of the estimate to four times of it is of no use: the losses came in a burst, and a late one is
+no rate.
+"""
 SMALL_SAMPLE: Final = 1.1
 """Student's quantile over the Gaussian one, times the degrees of freedom."""
 
@@ -38,7 +42,8 @@ class PoolForecast(msgspec.Struct, frozen=True):
 
 
 def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> PoolForecast | None:
-    """Return when blocks that do not return fill `room`; None where they are too few, or have stopped.
+    """Return when blocks that do not return fill `room`; None where they are too few, have stopped, or come so unevenly
+    that the moment is uncertain by a factor of more than `WIDEST`.
 
     times_s, held: how many blocks were held without a living request, in the order of time. The last point is now.
     """
@@ -62,6 +67,8 @@ def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> P
     windows = max(left / mean, 1.0)
     relative = spread * math.sqrt(1 / count + 1 / windows)
     factor = math.exp(GAUSS_95 * (1 + SMALL_SAMPLE / (count - 1)) * relative)
+    if factor > WIDEST:
+        return None
     rate = sum(taken) / (settled_s - began_s)
     takes_s, since_s = left / rate, now_s - settled_s
     full, earliest, latest = (max(one - since_s, 0.0) for one in (takes_s, takes_s / factor, takes_s * factor))

@@ -69,6 +69,14 @@ def test_a_leak_that_has_stopped_has_no_forecast_and_one_of_three_losses_neither
     assert forecast_full(times, [n // 60 * 10 for n in range(200)], 1_000) is None
 
 
+def test_a_small_loss_long_after_a_burst_is_no_rate() -> None:
+    """Twelve losses in twelve seconds, then one of a shared prefix: the pool does not fill within minutes."""
+    times = [float(n) for n in range(200)]
+    held = [5 * min(n, 12) + (5 if n > 170 else 0) for n in range(200)]
+    assert forecast_full(times, held, 160) is None
+    assert forecast_full(times, [5 * (n // 12) for n in range(200)], 160) is not None, "as many, spread evenly"
+
+
 def test_a_steady_leak_is_forecast_to_the_second() -> None:
     times = [float(n) for n in range(200)]
     forecast = forecast_full(times, [2 * n for n in range(200)], 1_000)
