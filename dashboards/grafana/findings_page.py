@@ -44,7 +44,7 @@ def _findings_panels() -> Iterator[Panel | Row]:
             table_panel(
                 "Findings that are firing, warning or worse",
                 "Current findings by code, with their verdict: confirmed or likely. The code links to its runbook."
-                " For culprits, evidence and steps, open kvscope or run `monitor doctor`.",
+                " Culprits, evidence and steps are not here: open kvscope or run `monitor doctor`.",
                 f"sum by (engine, code, severity, verdict) (kvscope_findings{{{SELECTED}, {BAD}}})",
                 ("severity", "code", "verdict", "engine"),
             ),

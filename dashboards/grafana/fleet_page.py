@@ -67,13 +67,14 @@ def _fleet_summary_panels() -> Iterator[Panel]:
     )
     yield stat(
         "Fullest pool",
-        "The highest pool usage. A full pool is normal. The queue and the findings show whether it is a problem.",
+        "The highest pool usage. A full pool is not a problem by itself: the queue and the findings show one.",
         (f"max({panels.POOL_USAGE})", ""),
         unit="percentunit",
     )
     yield stat(
         "Engines with inexact figures",
-        "Ledgers that lost events and wait for the engine's next complete audit. The events in between stay unknown.",
+        "Ledgers that lost events and wait for the engine's next complete audit. The audit does not recover the"
+        " events in between.",
         (f"count(kvscope_ledger_exact{{{SELECTED}}}) - sum(kvscope_ledger_exact{{{SELECTED}}})", ""),
         bad_from=1,
     )
@@ -83,8 +84,8 @@ def _fleet_finding_panels() -> Iterator[Panel]:
     yield to_web_app(
         table_panel(
             "Engines with findings",
-            "Findings per engine by severity. The findings page lists them, and the engine's name links to the web"
-            " app with the culprits.",
+            "Findings per engine by severity, not by code: the findings page lists those, and the engine's name"
+            " links to the web app with the culprits.",
             f"sort_desc(sum by (engine, severity) (kvscope_findings{{{SELECTED}}}))",
             ("engine", "severity"),
         )
@@ -106,7 +107,7 @@ def _fleet_engine_panels() -> Iterator[Panel]:
             (panels.POOL_USAGE, "{{engine}}"),
         ),
         "Requests waiting": (
-            "Requests in any waiting state. The requests page shows why they wait.",
+            "Requests in any waiting state, not by reason: the requests page shows why they wait.",
             REQUESTS,
             (f'sum by (engine) (kvscope_requests{{{SELECTED}, state=~"WAITING.*|PREEMPTED"}})', "{{engine}}"),
         ),

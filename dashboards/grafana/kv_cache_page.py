@@ -49,7 +49,8 @@ def balance_panel() -> TimeSeries:
         "Balance of the pool, by holder",
         "Every block of the pool, counted once under its most active holder. The bands add up to the pool while the"
         " ledger is exact. finished: an announced deferral keeps it after its request ended. cached_idle: evictable"
-        " content that a later request may reuse. The web app shows which request holds which block.",
+        " content that a later request may reuse. It does not show which request holds which block: the web app"
+        " does.",
         (f"sum by (holder) (kvscope_blocks{{{SELECTED}}})", "{{holder}}"),
         unit=BLOCKS,
     )
@@ -132,8 +133,8 @@ def _prefix_cache_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Prefix cache turnover, blocks per second",
-        "Blocks cached, hit and evicted. Findings and the event history of a block show which request evicted which"
-        " block.",
+        "Blocks cached, hit and evicted. It does not show which request evicted which block: findings and a block's"
+        " event history do.",
         (rate("kvscope_blocks_cached_total"), "cached, {{engine}}"),
         (rate("kvscope_blocks_reused_total"), "reused, {{engine}}"),
         (rate("kvscope_blocks_evicted_total"), "evicted, {{engine}}"),
@@ -141,8 +142,8 @@ def _prefix_cache_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Blocks allocated and released, per second",
-        "Allocated blocks, and released references by reason. The two may differ: each holder of a shared block"
-        " releases it once.",
+        "Allocated blocks, and released references by reason. The two need not be equal: each holder of a shared"
+        " block releases it once.",
         (rate("kvscope_blocks_allocated_total"), "handed out, {{engine}}"),
         (rate("kvscope_block_references_released_total", "reason"), "back, {{reason}}"),
         unit=BLOCKS_S,

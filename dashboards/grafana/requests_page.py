@@ -88,7 +88,7 @@ def _latency_panels() -> Iterator[Panel]:
         (
             "Queue time",
             "The time from arrival to first admission, for requests that ended in the last five minutes. Requests"
-            " that still wait are in the panels above.",
+            " that still wait are not included: they are in the panels above.",
             "kvscope_request_queue_time_seconds",
             QUEUE_S,
         ),
@@ -126,7 +126,7 @@ def _latency_panels() -> Iterator[Panel]:
 def _request_end_panels() -> Iterator[Panel]:
     yield lines(
         "Requests arriving and ending, per second",
-        "Arrivals at the scheduler, and ends by status. The reason for an abort is unknown: the client may have"
+        "Arrivals at the scheduler, and ends by status. The reason for an abort is not known: the client may have"
         " given up or may have received what it needed.",
         (rate("kvscope_requests_arrived_total"), "arrived, {{engine}}"),
         (rate("kvscope_requests_finished_total", "status"), "{{status}}"),
@@ -147,8 +147,8 @@ def _request_end_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Preemptions and failed allocations, per second",
-        "Running requests that lost their blocks, by reason, and failed allocations. A request's event history"
-        " shows for which request it was preempted.",
+        "Running requests that lost their blocks, by reason, and failed allocations. It does not show for which"
+        " request one was preempted: its event history does.",
         (rate("kvscope_preemptions_total", "reason"), "preempted, {{reason}}"),
         (rate("kvscope_allocation_failures_total"), "allocation failed, {{engine}}"),
         unit=EVENTS_S,

@@ -49,7 +49,8 @@ def main() -> None:
         for _ in range(100):
             _step(lab, rng)
             time.sleep(0.01)
-        for _ in range(2 * BUFFER):
+        dropped = lab.log.dropped_batches
+        while lab.log.dropped_batches == dropped:
             _step(lab, rng)
         time.sleep(1.5)
 
