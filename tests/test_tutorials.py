@@ -45,7 +45,9 @@ def test_every_command_and_picture_of_the_tutorials_is_a_step() -> None:
 
 
 def test_make_demo_is_what_the_tutorial_runs() -> None:
-    printed = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make", "--no-print-directory", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert printed.splitlines()[-1] == ".venv/bin/python -m scripts.demo"
 
 

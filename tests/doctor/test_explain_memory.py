@@ -110,8 +110,8 @@ def test_the_device_of_an_engine_and_why_the_process_does_not_shrink(
     printed = capsys.readouterr().out.replace(str(tmp_path), "run")
     assert "WHY THE PROCESS'S MEMORY DOES NOT FALL" in printed
     said = " ".join(printed.split())
-    assert f"one pool of {known['kv_pool'] / GIB_B:.3f} GiB" in said
-    assert "In use of the pool now: 0.0 %" in said
+    assert f"one KV pool of {known['kv_pool'] / GIB_B:.3f} GiB" in said
+    assert "Pool usage now: 0.0 %" in said
     assert f"device in all {512 / 1024:.3f} GiB" in said
     assert max(map(len, printed.splitlines())) <= 80
 
@@ -120,4 +120,4 @@ def test_a_log_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "memory", "--log", str(SEED)])
     printed = capsys.readouterr().out
     _, report, _ = explain(capsys, "--log", SEED)
-    assert f"one pool of {report['bill']['kv_cache'] / GIB_B:.3f} GiB" in " ".join(printed.split())
+    assert f"one KV pool of {report['bill']['kv_cache'] / GIB_B:.3f} GiB" in " ".join(printed.split())

@@ -375,6 +375,7 @@ def _figures(told: Told, side: Json) -> Iterator[float | None]:
     there = [each for each in after.requests.values() if each.number in ended or each.status < Status.FINISHED_STOPPED]
     first = [(each.first_token - each.arrived) / 1e9 for each in there if each.first_token >= max(since_ns, 1)]
     yield from _quantiles(first)
+    yield from (None, None)  # queue time is of metrics alone: a stream has the waits by their cause
     causes = {cause for name in ("before", "after") for cause in told.said["diff"][name]["waited_s"]}
     mine: dict[str, list[float]] = {}
     for each in there:

@@ -111,7 +111,7 @@ def test_when() -> None:
     assert Window("90s", "").span(NOON) == (when("90s", NOON), NOON)
     assert Window("", "90s").span(NOON) == (0, when("90s", NOON))
     assert Window("", "2026-02-01T00:00:00Z").span(NOON).until_ns == NOON
-    with pytest.raises(BadTarget, match="nothing to look at: the first must be earlier than the second"):
+    with pytest.raises(BadTarget, match="nothing to look at: --since must be earlier than --until"):
         Window("90s", "2m").span(NOON)
     with pytest.raises(BadTarget, match="nothing to look at: what there is ends with the second"):
         Window("2026-02-01T00:00:00Z", "").span(NOON)
