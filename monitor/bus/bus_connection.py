@@ -33,8 +33,12 @@ FETCH_MESSAGES: Final = 256
 FETCH_WAIT_S: Final = 1.0
 FOLLOW_AGAIN_S: Final = 1.0
 CONSUMER_GONE_S: Final = 30.0
-SUBJECT_TAKEN: Final = (10071, 10164)
-"""Errors of a server that has a message under a subject that should have none: it has stored this one before."""
+SUBJECT_TAKEN: Final = 10071
+"""Error of a server that has stored a message under a subject that should have none."""
+SUBJECT_IN_FLIGHT: Final = 10164
+"""Error of a leader that has a message for the subject in flight. It may never be stored, if the leader loses its
+quorum: nats-server, checkMsgHeadersPreClusteredProposal.
+"""
 NATS_ERRORS: Final = (Error, OSError, TimeoutError, ssl.SSLError)
 
 
@@ -127,7 +131,7 @@ async def publish_once(streams: JetStreamContext, subject: str, body: bytes, id:
 
     `Nats-Msg-Id` lets the stream pass over a repetition within its window of two minutes. A subject of its own,
     with "no message so far" as a condition, lets it pass over one however late it comes. Raises StreamFull and
-    NATS_ERRORS.
+    NATS_ERRORS, which include SUBJECT_IN_FLIGHT: such a message is sent again until it is known to be stored.
     """
     headers = {api.Header.MSG_ID.value: id}
     if alone:
@@ -140,7 +144,7 @@ async def publish_once(streams: JetStreamContext, subject: str, body: bytes, id:
             " leader just now"
         ) from error
     except APIError as error:
-        if alone and error.err_code in SUBJECT_TAKEN:
+        if alone and error.err_code == SUBJECT_TAKEN:
             return
         if "exceeded" in (error.description or ""):
             raise StreamFull(
@@ -225,7 +229,7 @@ async def compare_and_put(streams: JetStreamContext, bucket: str, key: str, valu
     try:
         acknowledged = await streams.publish(f"$KV.{bucket}.{key}", value, timeout=REQUEST_TIMEOUT_S, headers=headers)
     except APIError as error:
-        if error.err_code in SUBJECT_TAKEN:
+        if error.err_code in (SUBJECT_TAKEN, SUBJECT_IN_FLIGHT):
             return 0
         raise
     return acknowledged.seq

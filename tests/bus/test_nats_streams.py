@@ -13,9 +13,10 @@ import nkeys
 import pytest
 from nats.errors import Error
 from nats.js import JetStreamContext, api
+from nats.js.errors import APIError
 
 from kvscope.monitor.bus.bus_config import BusConfig
-from kvscope.monitor.bus.bus_connection import follow, publish_once, read_all
+from kvscope.monitor.bus.bus_connection import SUBJECT_IN_FLIGHT, follow, publish_once, read_all
 from kvscope.monitor.bus.bus_link import BusLink
 from kvscope.monitor.bus.bus_messages import encode_message, finding_message
 from kvscope.monitor.bus.bus_subjects import BusRole, events_stream, permissions_of, subject_of, subjects_of
@@ -28,6 +29,7 @@ from tests.bus.nats_servers import (
     one_server,
     set_up,
     stored_findings,
+    three_servers,
     with_client,
 )
 from tests.detectors.scenes import finished_held
@@ -90,6 +92,41 @@ def test_a_transition_that_is_sent_again_much_later_is_stored_once(server: NatsS
 
     with_client(config, send)
     assert [each.id for each in stored_findings(config)] == [message.id]
+
+
+@pytest.mark.slow
+def test_a_message_in_flight_is_not_taken_for_stored(tmp_path: Path) -> None:
+    """A leader without followers has it, and may lose it: only what is stored counts as stored before."""
+    with three_servers(tmp_path) as servers:
+        config = bus_config_of(servers, tenant="flight")
+        set_up(config, replicas=3)
+        subject = subject_of(config.tenant, "finding", ENGINE, "alone")
+
+        async def leader_of(streams: JetStreamContext) -> str:
+            info = await streams.stream_info(events_stream(config.tenant))
+            assert info.cluster is not None
+            return str(info.cluster.leader)
+
+        (leader,) = (each for each in servers if each.folder.name == with_client(config, leader_of))
+
+        async def publish_twice(streams: JetStreamContext) -> None:
+            for each in servers:
+                if each is not leader:
+                    each.pause()
+            first = asyncio.create_task(publish_once(streams, subject, b"{}", "one", alone=True))
+            await asyncio.sleep(0.5)
+            try:
+                await publish_once(streams, subject, b"{}", "two", alone=True)
+                assert first.done(), "taken for stored while it is in flight"
+            except APIError as refused:
+                if refused.err_code != SUBJECT_IN_FLIGHT:
+                    raise
+            finally:
+                for each in servers:
+                    each.resume()
+                await asyncio.gather(first, return_exceptions=True)
+
+        with_client(bus_config_of([leader], tenant="flight"), publish_twice)
 
 
 def test_what_is_found_while_nats_is_away_arrives_later_and_is_shown_meanwhile(tmp_path: Path) -> None:
