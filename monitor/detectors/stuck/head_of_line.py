@@ -27,6 +27,10 @@ from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, percent
 
+WINDOW_MISSING: Final = (
+    "how many blocks the engine would have asked for those behind: until it reaches one, only its prompt is known, and"
+    " an engine may reserve more than that"
+)
 HEAD_OF_LINE_CHANGE: Final = (
     "Send long requests to a separate engine, so that short ones do not queue behind them.",
     "--scheduling-policy priority, and a higher priority value for requests that need many blocks, so that they wait"
@@ -97,7 +101,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         yield ShortOfBlocks(
             code=self.code,
             engine=ledger.engine,
-            verdict=stream_verdict(ledger),
+            verdict="likely",
             since_ns=ledger.wall(lost.since.at_ns),
             position=ledger.at(lost.since.refused_at),
             requests=lost.heads,
@@ -115,7 +119,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
             do_now=("Send fewer requests that need many blocks at once. The requests behind them then run sooner.",),
             change=HEAD_OF_LINE_CHANGE,
             wont_help=HEAD_OF_LINE_WONT_HELP,
-            missing=missing_after_loss(ledger),
+            missing=missing_after_loss(ledger) or WINDOW_MISSING,
         )
 
     def _judge_head(
