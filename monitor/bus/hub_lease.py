@@ -29,7 +29,7 @@ class HubRecord(msgspec.Struct, frozen=True):
 
     hub: str
     instance: str
-    told: dict[str, SentUpTo] = {}
+    sent: dict[str, SentUpTo] = {}
     silences: list[Silence] = []
     major: int = 1
 
@@ -74,10 +74,10 @@ class HubLease:
         """The revision that a write depends on."""
         return self._revision
 
-    def to_write(self, told: dict[str, SentUpTo], silences: list[Silence], *, leaving: bool = False) -> HubRecord:
+    def to_write(self, sent: dict[str, SentUpTo], silences: list[Silence], *, leaving: bool = False) -> HubRecord:
         """Return the record that this hub writes."""
         holder = ("", "") if leaving else (self._hub, self._instance)
-        return HubRecord(*holder, told, silences)
+        return HubRecord(*holder, sent, silences)
 
     def written(self, record: HubRecord, revision: int, began_s: float) -> None:
         """Take what was written. `began_s`: when the write began."""

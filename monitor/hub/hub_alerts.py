@@ -40,7 +40,7 @@ RECENT_S: Final = 3_600.0
 MOST_BEYOND: Final = 500
 
 
-class _Sent(NamedTuple):
+class _StoredTransition(NamedTuple):
     """A transition of the stream: its place there, and the id of its message."""
 
     sequence: int
@@ -58,8 +58,8 @@ class HubAlerts:
         self._link = link
         self._lease = HubLease(link.config.agent, uuid.uuid4().hex)
         self._bucket = leases_bucket(link.config.tenant)
-        self._seen: deque[_Sent] = deque(maxlen=limits.BUS_FINDINGS)
-        self._new: deque[_Sent] = deque()
+        self._seen: deque[_StoredTransition] = deque(maxlen=limits.BUS_FINDINGS)
+        self._new: deque[_StoredTransition] = deque()
         self._fed = 0
         self._places: dict[str, int] = {}
         """The sequence of each message that was fed."""
@@ -69,10 +69,12 @@ class HubAlerts:
     def take(self, taken: BusMessage, message: StreamMessage) -> None:
         """Take a transition of the stream."""
         if isinstance(taken, FindingMessage) and taken.transition.judgement.code in catalogue():
-            told = taken.transition
-            sent = _Sent(message.sequence, taken.id, Transition(told.finding(), told.to, told.at_ns))
-            self._seen.append(sent)
-            self._new.append(sent)
+            logged = taken.transition
+            stored = _StoredTransition(
+                message.sequence, taken.id, Transition(logged.finding(), logged.to, logged.at_ns)
+            )
+            self._seen.append(stored)
+            self._new.append(stored)
 
     def take_record(self, key: str, message: StreamMessage) -> None:
         """Take the lease as it is stored."""
@@ -107,10 +109,10 @@ class HubAlerts:
             await asyncio.to_thread(self._end)
         if self.alerts is not None:
             await asyncio.to_thread(self._feed, self.alerts)
-        told, silences = await asyncio.to_thread(self._state)
-        changed = (told, silences) != (self._lease.record.told, self._lease.record.silences)
+        sent, silences = await asyncio.to_thread(self._state)
+        changed = (sent, silences) != (self._lease.record.sent, self._lease.record.silences)
         if self._lease.should_write(time.monotonic(), changed=changed):
-            await self._write(streams, self._lease.to_write(told, silences))
+            await self._write(streams, self._lease.to_write(sent, silences))
         if self.alerts is None and self.holds():
             await asyncio.to_thread(self._begin, self._lease.record)
 
@@ -124,8 +126,8 @@ class HubAlerts:
     async def hand_over(self, streams: JetStreamContext) -> None:
         """Stop sending and give the lease up: this hub ends. Raises NATS_ERRORS."""
         if self.alerts is not None:
-            told, silences = await asyncio.to_thread(self._stopped)
-            await self._write(streams, self._lease.to_write(told, silences, leaving=True))
+            sent, silences = await asyncio.to_thread(self._stopped)
+            await self._write(streams, self._lease.to_write(sent, silences, leaving=True))
 
     def close(self) -> None:
         """Stop sending."""
@@ -141,29 +143,31 @@ class HubAlerts:
         """Begin where the last holder stopped."""
         alerts = Alerts(self._config, self.holds)
         now_s = time.time()
-        open_ids = {sent.transition.finding.id: sent.id for sent in self._seen if sent.transition.to == "firing"}
-        for sent in self._seen:
-            if sent.transition.to == "resolved":
-                open_ids.pop(sent.transition.finding.id, None)
+        open_ids: dict[str, str] = {}
+        for stored in self._seen:
+            if stored.transition.to == "firing":
+                open_ids[stored.transition.finding.id] = stored.id
+            else:
+                open_ids.pop(stored.transition.finding.id, None)
         still_open = set(open_ids.values())
-        lowest = min((told.sequence for told in record.told.values()), default=0) if record.told else self._last()
+        lowest = min((sent.sequence for sent in record.sent.values()), default=0) if record.sent else self._last()
         chosen = [
-            sent
-            for sent in self._seen
-            if sent.sequence > lowest or sent.id in still_open or sent.transition.at_ns / 1e9 > now_s - RECENT_S
+            stored
+            for stored in self._seen
+            if stored.sequence > lowest or stored.id in still_open or stored.transition.at_ns / 1e9 > now_s - RECENT_S
         ]
         self._new.clear()
-        told_to = {receiver.name: record.told.get(receiver.name) for receiver in alerts.receivers}
-        for sent in chosen:
-            is_past = all(_was_told(sent, told, still_open) for told in told_to.values())
-            at_s = min(now_s, sent.transition.at_ns / 1e9) if is_past else now_s
-            alerts.outbox.put(alerts.select([sent.transition]), at_s)
-        for name, told in told_to.items():
-            ids = [sent.id for sent in chosen if _was_told(sent, told, still_open)]
+        sent_to = {receiver.name: record.sent.get(receiver.name) for receiver in alerts.receivers}
+        for stored in chosen:
+            is_past = all(_was_sent(stored, sent, still_open) for sent in sent_to.values())
+            at_s = min(now_s, stored.transition.at_ns / 1e9) if is_past else now_s
+            alerts.outbox.put(alerts.select([stored.transition]), at_s)
+        for name, sent in sent_to.items():
+            ids = [stored.id for stored in chosen if _was_sent(stored, sent, still_open)]
             alerts.outbox.assume_delivered(name, ids, now_s)
         for silence in record.silences:
             alerts.outbox.silence(silence)
-        self._places = {sent.id: sent.sequence for sent in chosen}
+        self._places = {stored.id: stored.sequence for stored in chosen}
         self._fed = self._last()
         alerts.start()
         self.alerts = alerts
@@ -175,23 +179,23 @@ class HubAlerts:
     def _feed(self, alerts: Alerts) -> None:
         """Hand on what is new. Raises sqlite3.Error."""
         while self._new:
-            sent = self._new[0]
-            alerts.put(alerts.select([sent.transition]))
-            self._places[sent.id] = sent.sequence
-            self._fed = max(self._fed, sent.sequence)
+            stored = self._new[0]
+            alerts.put(alerts.select([stored.transition]))
+            self._places[stored.id] = stored.sequence
+            self._fed = max(self._fed, stored.sequence)
             self._new.popleft()
 
     def _state(self) -> tuple[dict[str, SentUpTo], list[Silence]]:
         """Return what was sent by receiver, and the silences, as the lease carries them."""
         alerts = self.alerts
         if alerts is None:
-            return self._lease.record.told, self._lease.record.silences
-        told = {receiver.name: self._told(alerts, receiver.name) for receiver in alerts.receivers}
-        lowest = min((each.sequence for each in told.values()), default=0)
+            return self._lease.record.sent, self._lease.record.silences
+        sent = {receiver.name: self._sent(alerts, receiver.name) for receiver in alerts.receivers}
+        lowest = min((each.sequence for each in sent.values()), default=0)
         self._places = {id: place for id, place in self._places.items() if place > lowest}
-        return told, list(alerts.outbox.silences(time.time()).values())
+        return sent, list(alerts.outbox.silences(time.time()).values())
 
-    def _told(self, alerts: Alerts, receiver: str) -> SentUpTo:
+    def _sent(self, alerts: Alerts, receiver: str) -> SentUpTo:
         waiting = {self._places[id] for id in alerts.outbox.pending_ids(receiver) if id in self._places}
         if not waiting:
             return SentUpTo(self._fed)
@@ -236,8 +240,8 @@ class HubAlerts:
         return alerts.about(finding) if alerts is not None else NotificationsView()
 
 
-def _was_told(sent: _Sent, told: SentUpTo | None, still_open: set[str]) -> bool:
+def _was_sent(stored: _StoredTransition, sent: SentUpTo | None, still_open: set[str]) -> bool:
     """Return whether a receiver has a message; one that is new gets what still fires, and nothing that is over."""
-    if told is None:
-        return sent.id not in still_open
-    return sent.sequence <= told.sequence or sent.sequence in told.beyond
+    if sent is None:
+        return stored.id not in still_open
+    return stored.sequence <= sent.sequence or stored.sequence in sent.beyond

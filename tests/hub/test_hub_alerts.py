@@ -94,7 +94,7 @@ def test_a_receiver_that_is_new_gets_what_fires_and_nothing_that_is_over(server:
     with receiver() as (url, received), receiver() as (other_url, other):
         with hub_of(hub, alerts=AlertsConfig((f"{url}/alerts",), allow_private=True)) as one:
             until(lambda: ids_of(received) == {still: 1}, "the alert that fires")
-            until(lambda: one.alerts._lease.record.told, "the lease says so")
+            until(lambda: one.alerts._lease.record.sent, "the lease says so")
         both = AlertsConfig((f"{url}/alerts", f"{other_url}/alerts"), allow_private=True)
         with hub_of(hub, alerts=both):
             until(lambda: ids_of(other) == {still: 1}, "the alert that fires")
@@ -151,12 +151,12 @@ def test_the_lease_is_taken_when_it_is_over_and_relied_on_for_less() -> None:
     assert one.should_write(RENEW_LEASE_S - 0.1, changed=True)
     assert not two.should_write(AGENT_LEASE_S, changed=True)
     assert two.should_write(AGENT_LEASE_S + 0.1, changed=False)
-    taken = two.to_write(two.record.told, [])
+    taken = two.to_write(two.record.sent, [])
     two.written(taken, 2, 16.0)
     one.receive(taken, 2, 16.1)
     assert two.holds(16.2)
     assert not one.holds(0.0)
-    assert two.record.told == {"webhook": SentUpTo(7)}
+    assert two.record.sent == {"webhook": SentUpTo(7)}
     one.receive(record, 1, 17.0)  # late, and older
     assert one.record == taken
     left = two.to_write({}, [], leaving=True)
