@@ -13,7 +13,6 @@ import argparse
 import os
 import random
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,13 +25,13 @@ from pathlib import Path
 
 import httpx
 import psutil
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from benchmarks.machine import machine
 from kvscope.dashboards.web.views.fleet_view import GROUPINGS
 from tests.bus.nats_servers import bus_config_of, one_server, set_up
+from tests.web.parts import chromium
 
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 AGENTS = 2
 ENGINES_EACH = 4
 MIB = 1 << 20
@@ -56,9 +55,6 @@ def main() -> None:
     parser.add_argument("--others", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
     arguments = parser.parse_args()
-    path = shutil.which("chromium")
-    if path is None:
-        raise SystemExit("there is no chromium here: apt-get install chromium")
     print(machine("dash", "nats-py", "playwright"))
     with ExitStack() as stack:
         server = stack.enter_context(one_server(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "nats"))
@@ -84,11 +80,9 @@ def main() -> None:
             p50, p95 = statistics.median(taken), statistics.quantiles(taken, n=20)[-1]
             print(f"{name:44}{p50:8.0f}{p95:8.0f}{aim:>8}{each_ms:8.0f}   {len(taken):,} measured", flush=True)
 
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        with chromium() as browser:
             show("fleet view, first paint (ms)", lambda: paints(browser, url, arguments.repeats), "1500")
             show("fleet view, another grouping (ms)", lambda: updates(browser, url, arguments), "250")
-            browser.close()
         show("fleet_overview over HTTP (ms)", lambda: answers(client, 4 * arguments.repeats))
         show("deep question, alone (ms)", lambda: deep(url, names, 0, arguments.seconds))
         beside = f"deep question beside {arguments.others} others (ms)"

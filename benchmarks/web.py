@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from benchmarks.machine import machine
 from kvscope.dashboards.web.app import mount
@@ -37,8 +36,8 @@ from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.web_server import collect_rarely
 from tests.lab import Lab
+from tests.web.parts import chromium
 
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 PAST_STEPS = 60
 STEP_S = 0.5
 TURN_STEPS = 60
@@ -74,21 +73,16 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, default=10)
     parser.add_argument("--turns", type=int, default=4)
     arguments = parser.parse_args()
-    path = shutil.which("chromium")
-    if path is None:
-        raise SystemExit("there is no chromium here: apt-get install chromium")
     print(machine("dash", "playwright"))
     lab, watch = full(arguments.blocks, arguments.requests)
     collect_rarely()
     (engine,) = watch.engines()
     print(f"{arguments.blocks:,} blocks, {engine.running:,} requests running, {engine.waiting:,} waiting\n")
     print(f"{'ms':30}{'p50':>8}{'p95':>8}{'aim':>8}   CPU of the server: {'p50':>6}{'p95':>8}")
-    with served(watch) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+    with served(watch) as url, chromium() as browser:
         latencies(browser, url, watch, arguments.repeats)
         if arguments.turns:
             ingest(browser, url, lab, watch, arguments.viewers, arguments.turns)
-        browser.close()
 
 
 def full(blocks: int, requests: int) -> tuple[Lab, Pipeline]:

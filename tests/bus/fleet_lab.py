@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from kvscope.monitor.bus.fleet_reader import FleetReader
 from tests.bus.cut_links import Machine, Machines
 from tests.bus.identities import Authority
 from tests.bus.nats_servers import NatsServer, bus_config_of, need_nats, set_up, three_servers
+from tests.bus.stoppable import StoppableProgram
 from tests.chaos.engines_process import chaos_engine_name
 from tests.dashboards.programs import free_port, running
 from tests.test_service import until
@@ -28,7 +27,7 @@ LEAK_CODE = "leak.finished-held"
 PORTS = 4222, 8222, 6222
 
 
-class Service:
+class Service(StoppableProgram):
     """A `monitor agent`, `serve` or `hub` with these arguments, maybe in a namespace."""
 
     def __init__(self, kind: str, folder: Path, name: str, arguments: Sequence[str], machine: Machine | None) -> None:
@@ -37,28 +36,8 @@ class Service:
         self.port = free_port()
         self.data = folder / name
         prefix = machine.prefix if machine is not None else ()
-        self.command = [*prefix, MONITOR, kind, "--port", str(self.port), *arguments]
-        self.log = folder / f"{name}.log"
-        self._stack = ExitStack()
-        self.start()
-
-    def start(self) -> None:
-        self.process: subprocess.Popen[bytes] = self._stack.enter_context(running(self.command, self.log))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.resume()
-        self._stack.close()
+        command = [*prefix, MONITOR, kind, "--port", str(self.port), *arguments]
+        super().__init__(command, folder / f"{name}.log")
 
     def health(self) -> dict[str, object]:
         answer: dict[str, object] = httpx.get(f"http://127.0.0.1:{self.port}/healthz", trust_env=False).json()

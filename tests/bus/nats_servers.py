@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,14 +20,15 @@ from kvscope.monitor.bus.bus_connection import connect_bus, read_all
 from kvscope.monitor.bus.bus_messages import FindingMessage, decode_message
 from kvscope.monitor.bus.bus_streams import make_streams
 from kvscope.monitor.bus.bus_subjects import events_stream, subjects_of
-from tests.dashboards.programs import free_port, running
+from tests.bus.stoppable import StoppableProgram
+from tests.dashboards.programs import free_port
 from tests.test_service import until
 
 Result = TypeVar("Result")
 BINARY = Path(sys.executable).parent / "nats-server"
 
 
-class NatsServer:
+class NatsServer(StoppableProgram):
     """A server's process: `kill`, `pause` and `resume` it, and `start` it again over what it stored."""
 
     def __init__(
@@ -44,39 +44,18 @@ class NatsServer:
         self.url = f"nats://{host}:{port}"
         self.monitor = f"http://{host}:{monitor_port}"
         self.folder = folder
-        self._prefix = prefix
         folder.mkdir(parents=True)
         (folder / "server.conf").write_text(
             f"port: {port}\nhost: {host}\nhttp: {host}:{monitor_port}\nserver_name: {folder.name}\n"
             f'jetstream {{ store_dir: "{folder}/store" }}\n{settings}\n'
         )
-        self._stack = ExitStack()
-        self.start()
-
-    def start(self) -> None:
-        command = [*self._prefix, BINARY, "-c", self.folder / "server.conf"]
-        self.process = self._stack.enter_context(running(command, self.folder / "log"))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        super().__init__([*prefix, BINARY, "-c", folder / "server.conf"], folder / "log")
 
     def is_well(self) -> bool:
         try:
             return httpx.get(f"{self.monitor}/healthz", trust_env=False, timeout=2).is_success
         except httpx.TransportError:
             return False
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.resume()
-        self._stack.close()
 
 
 def need_nats() -> None:
