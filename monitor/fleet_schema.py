@@ -1,4 +1,4 @@
-"""What can be asked about many engines together: the answer to `fleet`."""
+"""What can be asked about many engines together: the answer to `fleet_overview`."""
 
 from __future__ import annotations
 

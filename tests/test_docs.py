@@ -50,8 +50,8 @@ def test_every_code_has_a_runbook_and_every_runbook_a_code() -> None:
     pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "runbooks").glob("*.md")}
     assert set(pages) == set(CATALOGUE)
     for code, text in pages.items():
-        severity = CATALOGUE[code].severity
-        assert text.startswith(f"# {code}: ")
+        severity, title = CATALOGUE[code].severity, CATALOGUE[code].title
+        assert text.partition("\n")[0].lower() == f"# {code}: {title}".lower()
         says = "Information" if severity == "info" else f"Severity: {severity}."
         assert says in text
         for part in RUNBOOK_PARTS["info" if severity == "info" else "else"]:

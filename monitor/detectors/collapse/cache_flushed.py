@@ -42,7 +42,7 @@ class CacheFlushed(Detector[Judgement]):
 
     code = "collapse.cache-flushed"
     severity = "warning"
-    title = "Large prompts evict cached prefixes that are still needed"
+    title = "Cached prefixes are evicted while they are still needed"
     requires = ("stream", "kv-events")
     position = 430
 

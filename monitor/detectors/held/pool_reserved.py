@@ -44,7 +44,7 @@ class PoolReserved(Detector[Judgement]):
 
     code = "held.pool-reserved"
     severity = "info"
-    title = "This memory is the KV pool, allocated at startup by design"
+    title = "The memory is the KV pool, allocated at startup by design"
     requires = ("stream", "log", "report")
     position = 720
 
