@@ -240,7 +240,8 @@ class EngineLedger:
             self.uncertain_since_ns = 0
         if not self.points or self.now_ns - self.points[-1].at_ns >= self.point_every_ns:
             position = Position(batch.epoch, batch.sequence, max(len(batch.runs) // RUN_BYTES - 1, 0))
-            point = point_now(state, self.description, self.now_ns, position, self.waiting_by_cause())
+            causes = self.waiting_by_cause()
+            point = point_now(state, self.description, self.now_ns, position, causes, self.balance())
             if not state.damaged:
                 self._look_at_floor(point)
             if self.counting:

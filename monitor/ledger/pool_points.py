@@ -9,7 +9,7 @@ from typing import Final
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
 from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.ledger.balance import balance_of
+from kvscope.monitor.ledger.balance import Balance
 from kvscope.monitor.ledger.fragmentation import unused_by_all
 from kvscope.monitor.ledger.ledger_records import Point, Position
 from kvscope.monitor.state.engine_state import EngineState
@@ -21,6 +21,7 @@ def point_now(
     at_ns: int,
     position: Position,
     waiting_by: Mapping[int, int],
+    balance: Balance,
 ) -> Point:
     """Return the point at wall time `at_ns`. waiting_by: waiting requests by the cause of their wait."""
     totals = state.totals
@@ -29,7 +30,7 @@ def point_now(
     waiting = sum(count for status, count in statuses.items() if Status.RECEIVED < status < FIRST_FINISHED)
     return Point(
         at_ns=at_ns,
-        balance=balance_of(state),
+        balance=balance,
         running=running,
         waiting=waiting - running,
         finished_requests=sum(totals.finished.values()),

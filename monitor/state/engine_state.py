@@ -226,18 +226,22 @@ class EngineState:
 
     def unexplained_references(self) -> dict[int, int]:
         """By block, the number of references that no live request and no announced deferral explains."""
-        plain = self._plainly_lost()
-        surplus = {b: self.refs[b] - self._holders(b) for b in self._suspects() - plain}
-        surplus |= {block: self.refs[block] for block in plain}
-        return {block: extra for block, extra in sorted(surplus.items()) if extra > 0}
-
-    def _plainly_lost(self) -> set[int]:
-        """Return the blocks whose only owner has ended, without a deferral: most of those that a leak leaves."""
-        lost: set[int] = set()
+        refs, owner = self.refs, self.owner
+        several = self.more.keys() | self.detached.keys()
+        surplus: dict[int, int] = {}
+        suspects = set(self.detached) | self.orphans
         for record in self.requests.values():
-            if record.status >= FIRST_FINISHED and record.number not in self.deferrals:
-                lost.update([block for block in record.blocks if self.owner[block] == record.number])
-        return lost - self.more.keys() - self.detached.keys()
+            if record.status < FIRST_FINISHED or not record.blocks:
+                continue
+            # Most blocks have one owner: sets decide these at once, however many a deferral or a leak keeps.
+            alone = {block for block in record.blocks if owner[block] == record.number} - several
+            suspects.update(block for block in record.blocks if block not in alone)
+            deferral = self.deferrals.get(record.number)
+            deferred = alone & deferral.blocks if deferral is not None else set()
+            surplus |= {block: refs[block] for block in alone - deferred}
+            surplus |= {block: refs[block] - 1 for block in deferred if refs[block] != 1}
+        surplus |= {block: refs[block] - self._holders(block) for block in suspects - surplus.keys()}
+        return {block: extra for block, extra in sorted(surplus.items()) if extra > 0}
 
     def _suspects(self) -> set[int]:
         """The only blocks whose references can be unexplained."""
