@@ -14,6 +14,7 @@ from kvscope.monitor.analysis.prefix_tree import EvictionView as EvictionView
 from kvscope.monitor.analysis.prefix_tree import PrefixCacheView as PrefixCacheView
 from kvscope.monitor.analysis.prefix_tree import PrefixNode as PrefixNode
 from kvscope.monitor.analysis.request_latency import LatencyView as LatencyView
+from kvscope.monitor.analysis.request_latency import SlowView as SlowView
 from kvscope.monitor.analysis.retained_blocks import IdleFloorView as IdleFloorView
 from kvscope.monitor.analysis.retained_blocks import LifetimeBucket as LifetimeBucket
 from kvscope.monitor.analysis.retained_blocks import RetainedBlocksView as RetainedBlocksView
@@ -40,8 +41,10 @@ class EngineView(msgspec.Struct, frozen=True):
     model: str
     version: str
     signal: Literal["stream", "metrics"]
-    status: Literal["serving", "idle", "paused", "stuck", "silent", "stopped", "gone", "unknown"]
-    """stuck: requests run or wait, and no token is computed. unknown: its reader is down, or nothing is exposed."""
+    status: Literal["serving", "slow", "idle", "paused", "stuck", "silent", "stopped", "gone", "unknown"]
+    """slow: for five minutes, half of the requests have waited far longer for their first token than they used to.
+    stuck: requests run or wait, and no token is computed. unknown: its reader is down, or nothing is exposed.
+    """
     at: str | None
     last_seen_s_ago: float
     epoch: int
@@ -71,6 +74,8 @@ class EngineView(msgspec.Struct, frozen=True):
     """Of the last five minutes: from arrival to the first token."""
     queue_time: LatencyView | None = None
     """The same from arrival to the first admission."""
+    slow: SlowView | None = None
+    """While it is slow: what clients wait, and what is usual of this engine."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import EngineView, LatencyView, RequestView
+from kvscope.monitor.schema import EngineView, LatencyView, RequestView, SlowView
 from kvscope.monitor.text import counted, duration
 
 
@@ -51,6 +51,14 @@ def latency_note(latency: LatencyView | None) -> str:
     if latency is None:
         return ""
     return f"p50 {duration(latency.p50_s)}, {counted(latency.requests, 'request')}"
+
+
+def slow_text(slow: SlowView) -> str:
+    """What clients of a slow engine wait, and what that is compared with."""
+    return (
+        f"half of its requests wait {duration(slow.p50_s)} or longer for the first token, where 95 % used to wait"
+        f" {duration(slow.usual_p95_s)} at most ({counted(slow.usual_of, 'earlier request')})"
+    )
 
 
 def no_rate(engine: EngineView) -> str:

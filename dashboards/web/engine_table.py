@@ -19,6 +19,8 @@ from kvscope.dashboards.web.display_text import (
     no_rate,
     number_text,
     queue_reasons,
+    sentence,
+    slow_text,
 )
 from kvscope.dashboards.web.markup import aria, data
 from kvscope.dashboards.web.palette import LIMITS, css
@@ -131,9 +133,10 @@ def _engine_row(
     if not status and engine.status_since:
         status = f"{engine.status} since {clock_text(engine.status_since)} UTC"
     about = " · ".join(filter(None, (status or engine.status, engine.model, engine.version)))
+    compared = sentence(slow_text(engine.slow)) if engine.slow is not None else None
     used = "not exposed" if engine.usage is None else f"{percent(engine.usage)} in use"
     cells: list[Any] = [
-        html.Th([*name, html.Span(about, className="note")], scope="row"),
+        html.Th([*name, html.Span(about, className="note", title=compared)], scope="row"),
         html.Td(
             [pool_balance.balance_bar(engine), html.Span(used, className="note"), *_usage_line(past)], className="pool"
         ),

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text, sentence
+from kvscope.dashboards.web.display_text import clock_text, sentence, slow_text
 from kvscope.dashboards.web.markup import aria, field, key
 from kvscope.dashboards.web.time_menu import time_menu
 from kvscope.dashboards.web.view import FLEET_PATH, Here, engine_now_ns, open_findings
@@ -105,7 +105,11 @@ def _choice(engine: EngineView) -> list[Any]:
     parts: list[Any] = [
         html.Span(className=f"status {engine.status}", **aria(hidden="true")),
         html.Span(engine.engine, className="name"),
-        html.Span(engine.status, className="how"),
+        html.Span(
+            engine.status,
+            className="how",
+            title=sentence(slow_text(engine.slow)) if engine.slow is not None else None,
+        ),
     ]
     if open_now:
         parts.append(html.Span(f"{open_now:,}", className="badge", title=counted(open_now, "open finding")))

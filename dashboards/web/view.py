@@ -72,13 +72,14 @@ UNSERVED: Final = ("stuck", "silent", "stopped")
 
 
 def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
-    """Engines in need of attention before others: by their open findings, then those that serve no client, then by
-    their queues and names; those that only history knows last.
+    """Engines in need of attention before others: by their open findings, then those that serve no client, then slow
+    ones, then by their queues and names; those that only history knows last.
     """
 
     def need(engine: EngineView) -> tuple[Any, ...]:
         grave = tuple(-engine.findings.get(severity, 0) for severity in ("critical", "error", "warning"))
-        return engine.status == "gone", *grave, engine.status not in UNSERVED, -(engine.waiting or 0), engine.engine
+        served = 0 if engine.status in UNSERVED else 1 if engine.status == "slow" else 2
+        return engine.status == "gone", *grave, served, -(engine.waiting or 0), engine.engine
 
     return sorted(engines, key=need)
 

@@ -11,12 +11,24 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.events.samples import DurationCount, Sample
+from kvscope.monitor.ledger.duration_quantiles import duration_quantile
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 LATENCY_OVER_S: Final = 300.0
 """How much of the past the latency of an engine now is of."""
 MAX_RECENT_REQUESTS: Final = 1_000
 """Ended requests that it is of at most, the latest: it is asked for at each look."""
+
+
+class SlowView(msgspec.Struct, frozen=True):
+    """Clients that wait longer than usual for their first token: half of the last requests `p50_s` seconds or longer,
+    where 95 % of `usual_of` earlier ones waited at most `usual_p95_s`.
+    """
+
+    since: str | None
+    p50_s: float
+    usual_p95_s: float
+    usual_of: int
 
 
 class LatencyView(msgspec.Struct, frozen=True):
@@ -46,17 +58,7 @@ def histogram_latency(counts: Iterable[DurationCount]) -> LatencyView | None:
     total = sum(merged.values())
     if not total:
         return None
-    return LatencyView(_histogram_quantile(merged, 0.5 * total), _histogram_quantile(merged, 0.95 * total), total)
-
-
-def _histogram_quantile(merged: Counter[tuple[float, float]], rank: float) -> float:
-    """As Prometheus's histogram_quantile: in proportion within a bucket, and the lower bound of the last."""
-    below = 0
-    for (lower, upper), requests in sorted(merged.items()):
-        if below + requests >= rank:
-            return lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / requests
-        below += requests
-    raise AssertionError(f"rank {rank} of {below}")
+    return LatencyView(duration_quantile(merged, 0.5), duration_quantile(merged, 0.95), total)
 
 
 def sample_latency(samples: Sequence[Sample]) -> tuple[LatencyView | None, LatencyView | None]:

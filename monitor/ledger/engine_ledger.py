@@ -179,6 +179,7 @@ class EngineLedger:
                 self.restarts += 1
                 self.samples.clear()
             self.samples.append(record)
+            self.tally.sampled(record)
             if record.at_ns is not None:
                 self.past_samples.append(record)
             self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.first_token_pace import FirstTokenPace
 from kvscope.monitor.ledger.latency import SERVED, Latencies
 from kvscope.monitor.ledger.recompute import Recompute
 from kvscope.monitor.ledger.residency import Residency
@@ -22,6 +24,7 @@ class Tally:
         self.recompute = Recompute()
         self.served = Latencies()
         self.failed = Latencies()
+        self.pace = FirstTokenPace()
         self._residency = Residency()
         self.in_step = False
         """Whether the ages of what is held and idle are those of the books."""
@@ -39,8 +42,17 @@ class Tally:
         elif self._residency.noted.size > MOST_NOTED:
             self._residency.count()
         self.in_step = state.residency_samples is not None
+        self.pace.follow(state.now_ns, state.requests.values())
+
+    def sampled(self, sample: Sample) -> None:
+        """Count what a page of metrics has of the requests since the sample before."""
+        if sample.restarted:
+            self.pace = FirstTokenPace()
+        if sample.at_ns is not None:
+            self.pace.sampled(sample.at_ns, sample.first_token_s or ())
 
     def finished(self, requests: Iterable[RequestState]) -> None:
         """These have just ended."""
         for request in requests:
             (self.served if request.status in SERVED else self.failed).add(request)
+            self.pace.finished(request)

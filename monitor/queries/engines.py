@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.analysis.memory_breakdown import measured
-from kvscope.monitor.analysis.request_latency import recent_request_latency, recent_sample_latency
+from kvscope.monitor.analysis.request_latency import SlowView, recent_request_latency, recent_sample_latency
 from kvscope.monitor.events.kinds import Cause, Status, name_of
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.first_token_pace import SlowClients
 from kvscope.monitor.queries.client_progress import is_serving_between, metrics_progress, stream_progress
 from kvscope.monitor.queries.metrics_windows import waiting_by_reason
 from kvscope.monitor.schema import EngineView
@@ -34,33 +35,29 @@ NO_SETTINGS: Final = (
 def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     """By its stream where there is one, else by its figures; `findings` counts those that fire, by severity."""
     if ledger.has_stream:
-        return _stream_view(ledger, findings)
-    return _figures_view(ledger, findings, ledger.samples or [Sample(ledger.engine, "")])
+        return _stream_view(ledger, findings, ledger.tally.pace.slow)
+    return _figures_view(ledger, findings, ledger.samples or [Sample(ledger.engine, "")], ledger.tally.pace.slow)
+
+
+def past_stream_view(ledger: EngineLedger, findings: dict[str, int], live: EngineLedger) -> EngineView:
+    """Return an engine as `ledger` has it, at a moment of the past. What was usual then is known to the live one."""
+    slow = live.tally.pace.slow_at(ledger.state.now_ns) if live.epoch == ledger.epoch else None
+    return _stream_view(ledger, findings, slow)
 
 
 def past_metrics_view(ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample]) -> EngineView:
     """Return an engine without a stream as it was at the last of these samples."""
-    at = timestamp(samples[-1].at_ns or 0)
-    return msgspec.structs.replace(_figures_view(ledger, findings, samples), at=at, last_seen_s_ago=0.0)
+    at_ns = samples[-1].at_ns or 0
+    view = _figures_view(ledger, findings, samples, ledger.tally.pace.slow_at(at_ns))
+    return msgspec.structs.replace(view, at=timestamp(at_ns), last_seen_s_ago=0.0)
 
 
-def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
+def _stream_view(ledger: EngineLedger, findings: dict[str, int], slow: SlowClients | None) -> EngineView:
     state, described = ledger.state, ledger.description
     balance = ledger.balance()
     reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
     running = sum([record.status == Status.RUNNING for record in state.requests.values()])
-    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
-    since_ns = 0
-    if _is_reader_down(ledger):
-        status = "unknown"
-    elif state.stopped_ns:
-        status, since_ns = "stopped", ledger.wall(state.stopped_ns)
-    elif silent_s > SILENT_AFTER_S:
-        status, since_ns = "silent", ledger.heard_ns
-    elif running or reasons:
-        status, since_ns = stream_progress(ledger, running)
-    else:
-        status = "idle"
+    status, since_ns = _stream_status(ledger, running, bool(reasons), slow)
     totals = state.totals
     is_there = status not in ("stopped", "silent", "unknown")  # of the others there is no rate now
     output_per_s, computed_per_s = _token_rates(ledger) if is_there else (None, None)
@@ -73,7 +70,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         signal="stream",
         status=status,  # type: ignore[arg-type]
         at=timestamp(ledger.now_ns),
-        last_seen_s_ago=round(silent_s, 3),
+        last_seen_s_ago=round(_silent_s(ledger), 3),
         epoch=ledger.epoch,
         restarts=ledger.restarts,
         step=state.last_step,
@@ -101,7 +98,32 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
         position=f"{ledger.epoch}/{ledger.sequence}" if ledger.ready else None,
         first_token=first_token,
         queue_time=queue_time,
+        slow=_slow_view(slow, since_ns) if status == "slow" else None,
     )
+
+
+def _silent_s(ledger: EngineLedger) -> float:
+    return (ledger.now_ns - ledger.heard_ns) / 1e9
+
+
+def _stream_status(ledger: EngineLedger, running: int, has_queue: bool, slow: SlowClients | None) -> tuple[str, int]:
+    """Return the status of an engine with a stream, and since when (wall ns), 0 where that is not of interest."""
+    if _is_reader_down(ledger):
+        return "unknown", 0
+    if ledger.state.stopped_ns:
+        return "stopped", ledger.wall(ledger.state.stopped_ns)
+    if _silent_s(ledger) > SILENT_AFTER_S:
+        return "silent", ledger.heard_ns
+    if not (running or has_queue):
+        return "idle", 0
+    status, since_ns = stream_progress(ledger, running)
+    if status == "serving" and slow is not None:
+        return "slow", ledger.wall(slow.since_ns)
+    return status, since_ns
+
+
+def _slow_view(slow: SlowClients | None, since_ns: int) -> SlowView | None:
+    return SlowView(timestamp(since_ns), slow.p50_s, slow.usual_p95_s, slow.usual_of) if slow is not None else None
 
 
 def _token_rates(ledger: EngineLedger) -> tuple[float | None, float | None]:
@@ -126,7 +148,9 @@ def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
     return round(max(now_ns - (last.at_ns or now_ns), 0) / 1e9, 3)
 
 
-def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample]) -> EngineView:
+def _figures_view(
+    ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample], slow: SlowClients | None
+) -> EngineView:
     last = samples[-1]
     facts = {name: fact.value for name, fact in ledger.facts.items() if name not in NO_SETTINGS}
     since_ns = 0
@@ -134,6 +158,8 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Seque
         status = "unknown"
     elif last.running or last.waiting:
         status, since_ns = metrics_progress(samples)
+        if status == "serving" and slow is not None:
+            status, since_ns = "slow", slow.since_ns
     elif is_serving_between(samples):
         status = "serving"
     else:
@@ -168,4 +194,5 @@ def _figures_view(ledger: EngineLedger, findings: dict[str, int], samples: Seque
         status_since=timestamp(since_ns) if since_ns else None,
         first_token=first_token,
         queue_time=queue_time,
+        slow=_slow_view(slow, since_ns) if status == "slow" else None,
     )

@@ -28,7 +28,7 @@ from kvscope.monitor.queries.block_colours import COLOURINGS, by_prefix
 from kvscope.monitor.queries.blocks import block_detail, block_map
 from kvscope.monitor.queries.comparison import compare
 from kvscope.monitor.queries.engine_lookup import WINDOW_NS, EngineLookup, is_without_stream
-from kvscope.monitor.queries.engines import engine_view, past_metrics_view
+from kvscope.monitor.queries.engines import engine_view, past_metrics_view, past_stream_view
 from kvscope.monitor.queries.event_list import AROUND_NS, events_around, events_between, names_until, wanted
 from kvscope.monitor.queries.finding_list import FOREVER, findings_between, fired_between, firing_by_severity
 from kvscope.monitor.queries.fleet_lines import findings_by_engine, fleet_engine, fleet_view, ledger_strip
@@ -145,7 +145,7 @@ class QueryHandlers(Query):
             except NotKnown:
                 continue
             if ledger.has_stream:
-                views.append(engine_view(ledger, self._firing(live.engine, ledger.now_ns)))
+                views.append(past_stream_view(ledger, self._firing(live.engine, ledger.now_ns), live))
         if not views:
             raise NotKnown(f"of no engine is it kept how it was at {time}")
         return views

@@ -267,7 +267,7 @@ class Arena:
             sources = self.ask("/api/sources")
         except httpx.HTTPError:
             return False
-        seen = [view for view in views if view["status"] in ("serving", "idle")]
+        seen = [view for view in views if view["status"] in ("serving", "slow", "idle")]
         return len(seen) == ENGINES and all(source["in_step"] and not source["error"] for source in sources)
 
     def received(self) -> list[Delivered]:

@@ -177,7 +177,9 @@ class ChaosRun:
     def _unsettled(self) -> str:
         try:
             late = [
-                view["engine"] for view in self._arena.ask("/api/engines") if view["status"] not in ("serving", "idle")
+                view["engine"]
+                for view in self._arena.ask("/api/engines")
+                if view["status"] not in ("serving", "slow", "idle")
             ]
             errors = [each["error"] or each["target"] for each in self._arena.ask("/api/sources") if each["error"]]
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text, pool_full_in
+from kvscope.dashboards.web.display_text import clock_text, pool_full_in, slow_text
 from kvscope.dashboards.web.engine_table import engine_table, p95_s
 from kvscope.dashboards.web.finding_cards import cards
 from kvscope.dashboards.web.markup import aria
@@ -33,7 +33,7 @@ def view(query: Query, here: Here) -> PageView:
     found = query.findings(None, since=then, until=then) if then else query.findings("firing")
     found = [finding for finding in found if finding.severity != "info"]
     unserved = any(engine.status in UNSERVED for engine in engines)
-    slow = any(_queue_p95_s(engine) >= SLOW_QUEUE_S for engine in engines)
+    slow = any(engine.slow is not None or _queue_p95_s(engine) >= SLOW_QUEUE_S for engine in engines)
     how = "bad" if found or unserved else "well" if _heard(engines) and not slow else ""
     return PageView(
         {
@@ -63,6 +63,8 @@ def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingRep
         more = f" ({counted(others, 'other engine')} with open findings)" if others else ""
         return f"{worst.engine}{state or ': '}{': ' if state and gravest else ''}{_in_line(gravest)}{full}{more}"
     known = f"No known fault on {counted(there, 'engine')}"
+    if worst.slow is not None:
+        return f"{worst.engine} is slow since {clock_text(worst.slow.since)} UTC: {slow_text(worst.slow)}. {known}"
     slowest = max(engines, key=_queue_p95_s)
     if _queue_p95_s(slowest) >= SLOW_QUEUE_S:
         waiting = f", {counted(slowest.waiting, 'request')} waiting" if slowest.waiting else ""
