@@ -31,7 +31,7 @@ WORDS: Final = {
     "STREAMING_INPUT": "for streamed input",
     "PAUSED": "engine paused",
     "ZERO_TOKENS": "scheduled with no token",
-    "PREEMPTION_IN_STEP": "after a preemption in this step",
+    "PREEMPTION_IN_STEP": "preempted in this step",
     "STEP_IN_FLIGHT": "step in flight",
     "UNKNOWN": "reason unknown",
     "LORA": "for a LoRA slot",
@@ -46,7 +46,7 @@ WORDS: Final = {
     "OUT_OF_WINDOW": "out of the attention window",
     "ROLLED_BACK": "rolled back",
     "RESET": "reset",
-    "TRANSFER_DONE": "transfer done",
+    "TRANSFER_DONE": "after a transfer",
     "LEASE_EXPIRED": "lease expired",
     "ERROR": "error",
     # what kept a step from being larger

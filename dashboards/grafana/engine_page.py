@@ -90,7 +90,7 @@ def _engine_work_panels() -> Iterator[Panel]:
         unit=TOKENS_S,
     )
     yield stacked(
-        "What kept steps from being larger",
+        "Steps by limit",
         "Steps per second by their binding limit: KV means that blocks ran out, NONE that there was no more work. A"
         " step has only one limit, even if a second one was close.",
         (rate("kvscope_steps_total", "limit"), "{{limit}}"),
@@ -107,7 +107,7 @@ def _engine_work_panels() -> Iterator[Panel]:
 
 def _engine_memory_panels() -> Iterator[Panel]:
     yield lines(
-        "Memory bill",
+        "Memory breakdown",
         "Device memory by purpose, as the engine measured it at startup. device_total and device_free come from the"
         " device. Parts that the engine did not measure are absent, not 0.",
         (f"sum by (engine, part) (kvscope_memory_bytes{{{SELECTED}}})", "{{part}}"),
@@ -118,7 +118,7 @@ def _engine_memory_panels() -> Iterator[Panel]:
         "Time since an engine's last event",
         "Seconds since the engine's last event. An idle engine sends a heartbeat each second. Silence alone does"
         " not distinguish a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
-        (f"time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}}", "{{engine}}"),
+        (f"clamp_min(time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}}, 0)", "{{engine}}"),
         unit="s",
         width=GRID_WIDTH // 2,
         bad_from=MISSED_AFTER_S,
@@ -129,7 +129,7 @@ def _engine_memory_panels() -> Iterator[Panel]:
         " other processes. In a container, it cannot distinguish them. No data: no GPU.",
         (f"sum by (gpu, owner) (kvscope_gpu_process_memory_bytes{{{TARGETS}}})", "GPU {{gpu}}, {{owner}}"),
         unit="bytes",
-    )
+    ).no_value("no GPU")
     yield lines(
         "GPU busy",
         "Share of time in which the GPU ran a kernel or moved memory. A waiting kernel also counts as busy, so this"
@@ -137,4 +137,4 @@ def _engine_memory_panels() -> Iterator[Panel]:
         (f"max by (gpu, of) (kvscope_gpu_utilization_ratio{{{TARGETS}}})", "GPU {{gpu}}, {{of}}"),
         unit="percentunit",
         width=GRID_WIDTH // 2,
-    )
+    ).no_value("no GPU")

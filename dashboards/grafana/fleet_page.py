@@ -61,7 +61,7 @@ def _fleet_summary_panels() -> Iterator[Panel]:
         bad_from=1,
     )
     yield stat(
-        "Engines heard",
+        "Engines received",
         "Engines that sent an event in the last 15 s. It does not distinguish a dead engine from a broken stream.",
         (f"sum(time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}} < bool 15)", ""),
     )

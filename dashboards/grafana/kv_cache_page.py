@@ -77,7 +77,7 @@ def _held_panel() -> Panel:
         for bound in (1, 60, 900, 3600)
     ]
     return lines(
-        "Blocks held for so long",
+        "Held blocks by time held",
         "Blocks in continuous use, by duration. A leak is a step that moves on to the next line and never falls. A"
         " long request looks similar until it ends, and so does a prefix that is always in use.",
         *older,
@@ -144,7 +144,7 @@ def _prefix_cache_panels() -> Iterator[Panel]:
         "Blocks allocated and released, per second",
         "Allocated blocks, and released references by reason. The two need not be equal: each holder of a shared"
         " block releases it once.",
-        (rate("kvscope_blocks_allocated_total"), "handed out, {{engine}}"),
-        (rate("kvscope_block_references_released_total", "reason"), "back, {{reason}}"),
+        (rate("kvscope_blocks_allocated_total"), "allocated, {{engine}}"),
+        (rate("kvscope_block_references_released_total", "reason"), "released, {{reason}}"),
         unit=BLOCKS_S,
     )

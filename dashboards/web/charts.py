@@ -18,6 +18,7 @@ from kvscope.dashboards.web.palette import css
 GAP_PX: Final = 20
 MARKS_PX: Final = 22
 AXIS_PX: Final = 26
+SECONDS_A_DAY: Final = 86_400
 LEAST_LABELLED: Final = 0.08
 """Of the window: a narrower gap has no words in it."""
 
@@ -232,7 +233,7 @@ def _layout(
             "showline": False,
             "zeroline": False,
             "ticks": "",
-            "tickformat": "%H:%M:%S",
+            "tickformat": "%H:%M:%S" if window.seconds < SECONDS_A_DAY else "%b %d, %H:%M",
             "tickangle": 0,
             "showspikes": True,
             "spikemode": "across",

@@ -129,7 +129,7 @@ def _engine_row(
     """One engine in a line. bound: whether the column of what bound its steps is there. past: its last minutes."""
     link = html.A(engine.engine, href=here.place.to("engine", engine=engine.engine), className="name")
     name = [html.Span(className=f"status {engine.status}", **aria(hidden="true")), link]
-    status = f"gone, last heard {engine.at[:19].replace('T', ' ')} UTC" if engine.status == "gone" and engine.at else ""
+    status = f"gone, last seen {engine.at[:19].replace('T', ' ')} UTC" if engine.status == "gone" and engine.at else ""
     if not status and engine.status_since:
         status = f"{engine.status} since {clock_text(engine.status_since)} UTC"
     about = " · ".join(filter(None, (status or engine.status, engine.model, engine.version)))

@@ -4,6 +4,7 @@ is exact. And what must not be overlooked.
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from dash import html
@@ -20,6 +21,8 @@ VIEW_KEYS: Final = "1234567890adgs"
 """Keys of the views in the navigation, in its order."""
 MOST_IN_MENU: Final = 50
 """Engines, the worst off first."""
+RECORDED_BEFORE_S: Final = 120
+"""Twice the longest usual time between two scrapes."""
 QUIET_STATUS = {
     "silent": "nothing was received from {which} for {ago}. {shown}",
     "stopped": "{which} has stopped. {shown}",
@@ -43,7 +46,9 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
     """All of it, as it stands at the top of the page. `known_s`: how much time there is to look at. `every_s`: the view
     is made anew only so often; 0: as often as one looks.
     """
-    ended = here.engine.status in QUIET_STATUS and bool(here.place.view)
+    ended = all(map(_is_recording, here.engines))
+    if here.place.view:
+        ended = here.engine.status in QUIET_STATUS or _is_recording(here.engine)
     return [
         html.Div(
             [
@@ -63,6 +68,11 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
             className="row",
         ),
     ]
+
+
+def _is_recording(engine: EngineView) -> bool:
+    """Whether its stream ended long ago. That of a live engine goes on, also while nothing is received."""
+    return time.time_ns() - engine_now_ns(engine) > RECORDED_BEFORE_S * 10**9
 
 
 def _search(here: Here) -> html.Form:
@@ -167,7 +177,7 @@ def health(engine: EngineView, every_s: float) -> list[Any]:
     if engine.uncertain_since:
         verdict = html.Span(f"not exact since {clock_text(engine.uncertain_since)} UTC", className="health unsure")
     else:
-        verdict = html.Span("exact", className="health exact", title="every figure rests on every event")
+        verdict = html.Span("exact", className="health exact", title="No event is missing: every figure is exact")
     return [verdict, html.Span(", ".join(lost) or "nothing lost", className="lost"), *slow]
 
 

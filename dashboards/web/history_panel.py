@@ -91,7 +91,7 @@ def _what_it_is(place: PagePlace, detail: BlockDetail) -> list[Any]:
     what: list[Any] = [
         dot(detail.state.lower().replace("-", "_")),
         f"{detail.state} · {counted(detail.references, 'reference')}{cached} · owned by ",
-        *(owners or ["nobody"]),
+        *(owners or ["no request"]),
     ]
     return [
         html.P(what, className="state"),
@@ -100,9 +100,9 @@ def _what_it_is(place: PagePlace, detail: BlockDetail) -> list[Any]:
 
 
 def _event_history(lines: Sequence[EventHistoryEntry], whole: bool) -> list[Any]:
-    parts: list[Any] = [html.H3("Story")]
+    parts: list[Any] = [html.H3("Event history")]
     if not lines:
-        return [*parts, html.P("Nothing in the events that are kept here tells of it.", className="note")]
+        return [*parts, html.P("No event that is kept mentions it.", className="note")]
     if not whole:
         parts.append(html.P("It begins before the events that are kept here.", className="note"))
     if len(lines) > MAX_HISTORY_LINES:

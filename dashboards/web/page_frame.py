@@ -55,7 +55,7 @@ def layout() -> html.Div:
             html.Div(
                 [
                     html.Main([_empty(), html.Div(id="view")], id="main", tabIndex="-1"),
-                    html.Aside(id="aside", hidden=True, **aria(label="Story")),
+                    html.Aside(id="aside", hidden=True, **aria(label="Event history")),
                 ],
                 className="columns",
             ),
@@ -81,7 +81,7 @@ def _empty() -> html.Section:
     return html.Section(
         [
             html.H1("Waiting for an engine"),
-            html.P("Nothing has been heard on any of the event streams that this service listens to:"),
+            html.P("No event arrived from any of the streams that this service reads:"),
             html.Ul(id="sources"),
             html.P(
                 [

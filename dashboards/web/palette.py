@@ -27,7 +27,7 @@ class Shade(NamedTuple):
 
 
 PALETTE_SHADES: Final = (
-    Shade("UNACCOUNTED", "unaccounted", "UNACCOUNTED", "in use, and nobody may hold them", (226, 49, 45)),
+    Shade("UNACCOUNTED", "unaccounted", "UNACCOUNTED", "in use without an owner", (226, 49, 45)),
     Shade(
         "finished",
         "finished",
@@ -38,8 +38,8 @@ PALETTE_SHADES: Final = (
     Shade("running", "running", "running", "of requests that are being computed", (104, 168, 235)),
     Shade("waiting", "waiting", "waiting", "of requests that wait, and keep blocks meanwhile", (243, 184, 66)),
     Shade("cached-idle", "cached_idle", "cached, idle", "kept for prefix hits until needed", (58, 145, 134)),
-    Shade("free", "free", "free", "empty, ready to be handed out", (128, 140, 160), 0.22),
-    Shade("reserved", "reserved", "reserved", "never handed out", (112, 118, 130)),
+    Shade("free", "free", "free", "empty, ready to be allocated", (128, 140, 160), 0.22),
+    Shade("reserved", "reserved", "reserved", "never allocated", (112, 118, 130)),
 )
 
 REASONS: Final = {

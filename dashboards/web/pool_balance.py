@@ -47,7 +47,7 @@ def legend(engine: EngineView) -> list[Any]:
         )
     )
     if balance.unexplained_references:
-        text = f"{counted(balance.unexplained_references, 'reference')} that nobody can explain"
+        text = f"{counted(balance.unexplained_references, 'reference')} without a known owner"
         items.append(html.Li(text, className="bad wide"))
     return items
 
@@ -100,7 +100,7 @@ def _usage_legend(engine: EngineView) -> list[Any]:
         return [html.Li("Usage of the pool is not exposed.")]
     rows = (
         ("in use", css(IN_USE), engine.usage, "of requests; who holds them is in the event stream"),
-        ("free, or cached and idle", css(*NOT_IN_USE), 1 - engine.usage, "ready to be handed out"),
+        ("free, or cached and idle", css(*NOT_IN_USE), 1 - engine.usage, "ready to be allocated"),
     )
     return [
         html.Li(

@@ -29,17 +29,22 @@ def sparkline(
 def _svg(values: Sequence[float | None], rgb: tuple[int, int, int], top: float) -> str:
     """As a data URL. What is not known breaks the line."""
     step = SPARKLINE_WIDTH / max(len(values) - 1, 1)
-    path, pen = [], "M"
+    lines: list[list[tuple[float, float]]] = [[]]
     for place, value in enumerate(values):
-        if value is None:
-            pen = "M"
-            continue
-        path.append(f"{pen}{place * step:.1f} {1 + (SPARKLINE_HEIGHT - 2) * (1 - min(value / top, 1.0)):.1f}")
-        pen = "L"
+        if value is not None:
+            lines[-1].append((place * step, 1 + (SPARKLINE_HEIGHT - 2) * (1 - min(value / top, 1.0))))
+        elif lines[-1]:
+            lines.append([])
+    path, areas = "", ""
+    for line in filter(None, lines):
+        path += "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line)
+        outline = [(line[0][0], SPARKLINE_HEIGHT), *line, (line[-1][0], SPARKLINE_HEIGHT)]
+        areas += f"<polygon points='{' '.join(f'{x:.1f},{y:.1f}' for x, y in outline)}'/>"
     colour = "#" + "".join(f"{part:02x}" for part in rgb)
     size = f"viewBox='0 0 {SPARKLINE_WIDTH} {SPARKLINE_HEIGHT}' preserveAspectRatio='none'"
     svg = (
         f"<svg xmlns='http://www.w3.org/2000/svg' {size}>"
-        f"<path d='{''.join(path)}' fill='none' stroke='{colour}' stroke-width='1.5'/></svg>"
+        f"<g fill='{colour}' fill-opacity='0.2'>{areas}</g>"
+        f"<path d='{path}' fill='none' stroke='{colour}' stroke-width='1.5'/></svg>"
     )
     return "data:image/svg+xml," + quote(svg, safe=" =:/'")

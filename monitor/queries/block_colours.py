@@ -30,7 +30,7 @@ def by_owner(ledger: EngineLedger) -> BlockColours:
     values = bytes(0 if owner < 0 else rank.get(owner, OTHER_OWNERS) for owner in owners)
     names = request_names(ledger)
     called = {rank[owner]: names.get(owner, f"#{owner}") for owner in ranked}
-    labels = {0: "nobody", OTHER_OWNERS: f"{len(counts) - len(ranked):,} others"} | called
+    labels = {0: "no request", OTHER_OWNERS: f"{len(counts) - len(ranked):,} others"} | called
     return _colours(ledger, "owner", values, labels, called)
 
 

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
-from kvscope.dashboards.web.views.compare_view import _metric_value
+from kvscope.dashboards.web.views.compare_view import STATUS_SIGNS, metric_in_words, _metric_value
 from kvscope.monitor.cli import main
 from tests.doctor.golden import TOLD
 from tests.recordings import healthy_lab, leaking_lab, recording_of
@@ -60,7 +60,7 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
     """The page says what the command says."""
     expect(page.locator("#figures tbody tr").first).to_be_visible()
     assert [row[:3] for row in rows(page.locator("#figures"))] == [
-        [row["name"], *(_metric_value(row[side], row["unit"]) for side in ("before", "after"))]
+        [metric_in_words(row["name"]), *(_metric_value(row[side], row["unit"]) for side in ("before", "after"))]
         for row in expected["metrics"]
         if row["before"] is not None or row["after"] is not None
     ]
@@ -69,7 +69,7 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
         row["change"] for row in expected["metrics"] if row["before"] is not None or row["after"] is not None
     ]
     found = {(row[3], row[0].split()[-1]) for row in rows(page.locator("#compared-findings"))}
-    assert found == {(row["code"], row["change"]) for row in expected["findings"]}
+    assert found == {(row["code"], STATUS_SIGNS[row["status"]].split()[-1]) for row in expected["findings"]}
 
 
 def where(page: Page) -> PagePlace:
@@ -88,9 +88,9 @@ def test_it_shows_what_the_command_prints(
     page.goto(incident.url + PagePlace("compare", ENGINE, since, until, more=tuple(before.items())).but())
     windows = ("--window", f"{first}..{leak['since']}", "--window", f"{since}..{until}")
     assert_says(page, diff(capsys, kept / "recording", *windows))
-    expect(page.locator("#view h1")).to_have_text(re.compile("^1 finding came; "))
+    expect(page.locator("#view h1")).to_have_text(re.compile("^1 new finding; "))
     expect(page.locator("#compared-findings tr").filter(has_text=LEAK).locator("td").first).to_have_text(
-        re.compile("came")
+        re.compile("new")
     )
     # Both pools, to one scale.
     ends = []
@@ -131,7 +131,7 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
         expect(form.locator(f"[name='{name}']")).to_have_value(value.replace("T", " "))
     # Swapped, what was compared with the other is what is looked at.
     figures = rows(page.locator("#figures"))
-    form.get_by_role("link", name="Swap them").click()
+    form.get_by_role("link", name="Swap").click()
     expect(page.locator("#figures tbody tr td").first).to_have_text(figures[0][2])
     swapped = {row[0]: (row[2], row[1]) for row in rows(page.locator("#figures"))}
     assert swapped == {row[0]: (row[1], row[2]) for row in figures}

@@ -65,7 +65,7 @@ def test_from_the_overview_to_the_culprit(page: Page, incident: Incident) -> Non
     expect(found.locator(".advice")).to_contain_text("Do now")
     expect(page.locator("#meanwhile .scatterlayer .trace").first).to_be_attached()
     reader.follow(found.locator(".culprits a.id"))
-    story = page.get_by_role("complementary", name="Story")
+    story = page.get_by_role("complementary", name="Event history")
     expect(story).to_contain_text(SEEN[incident.code])
     expect(page).to_have_url(re.compile("/(request|block)[?]"))
     where = urlsplit(page.url)
@@ -97,7 +97,7 @@ def test_the_same_without_a_mouse(page: Page, incident: Incident) -> None:
         expect(link.first).to_be_visible()
         tab_to(page, link)
         page.keyboard.press("Enter")
-    expect(page.get_by_role("complementary", name="Story")).to_contain_text(SEEN[incident.code])
+    expect(page.get_by_role("complementary", name="Event history")).to_contain_text(SEEN[incident.code])
     page.keyboard.press("Escape")
     expect(page).to_have_url(re.compile("/requests"))
 

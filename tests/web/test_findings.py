@@ -84,4 +84,4 @@ def test_open_ones_and_those_that_are_over(page: Page, tmp_path: Path) -> None:
         expect(found.locator(".marks code")).to_have_text(TOO_BIG)
         found.locator(".culprits a.id").first.click()
         expect(page.locator("#time .past")).to_be_visible()
-        expect(page.get_by_role("complementary", name="Story")).to_contain_text("arrived at the scheduler")
+        expect(page.get_by_role("complementary", name="Event history")).to_contain_text("arrived at the scheduler")

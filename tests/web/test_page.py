@@ -73,7 +73,7 @@ def test_a_culprit_leads_to_its_story_and_back(page: Page, leaking: tuple[Engine
     page.goto(url)
     held = engine.lab.faults.on[LEAK].struck[0]
     finding(page, LEAK).locator(".culprits").get_by_role("link", name=held, exact=True).click()
-    story = page.get_by_role("complementary", name="Story")
+    story = page.get_by_role("complementary", name="Event history")
     expect(story.get_by_role("heading", name=f"Request {held}")).to_be_visible()
     expect(story).to_contain_text("kept for a transfer")
     assert page.url == url + address("request", id=held)
@@ -106,7 +106,7 @@ def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engin
     expect(pointed.get_by_role("link", name=held, exact=True)).to_be_visible()
     expect(pointed).to_contain_text("free deferred by the KV connector")
     frame.click(position=position)  # type: ignore[arg-type]
-    expect(page.get_by_role("complementary", name="Story")).to_contain_text(f"Block {block}")
+    expect(page.get_by_role("complementary", name="Event history")).to_contain_text(f"Block {block}")
     expect(page).to_have_url(url + address("block", id=str(block)))
 
 
@@ -143,7 +143,7 @@ def test_what_is_not_known_is_said(page: Page, leaking: tuple[Engine, str]) -> N
     page.get_by_role("link", name="All requests").click()
     expect(page).to_have_url(url + address("requests"))
     page.goto(url + address("block", id=str(10**9)))
-    expect(page.get_by_role("complementary", name="Story")).to_contain_text("There is no block")
+    expect(page.get_by_role("complementary", name="Event history")).to_contain_text("There is no block")
     page.goto(url + "/engine?engine=another")
     expect(page.locator("#alarms")).to_contain_text("No engine 'another' is known here")
     page.goto(url + address("engine", since="teatime"))

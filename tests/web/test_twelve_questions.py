@@ -56,7 +56,7 @@ QUESTIONS: Final = (
         "of each length that the pool holds at once",
         "of each length that the pool holds at once",
     ),
-    OnCallQuestion("is the cache working, for whom", ("/prefixes",), r"Hit rate [\d.]+ %.* Who has it", ""),
+    OnCallQuestion("is the cache working, for whom", ("/prefixes",), r"Hit rate [\d.]+ %.* Requests", ""),
     OnCallQuestion("how long until it is full", ("/engine",), r"full in", ""),
     OnCallQuestion("is it serving", (), rf"{ENGINE}", "has computed no token since"),
 )

@@ -150,7 +150,7 @@ def _new_silence(here: Here, state: AlertStateView) -> html.Details:
     lengths = html.Select(
         [html.Option(words, value=seconds) for seconds, words in LENGTHS], name="seconds", **data(value=LENGTHS[1][0])
     )
-    reason = field("text", "comment", "", required="required", placeholder="who looks at it, and why")
+    reason = field("text", "comment", "", required="required", placeholder="who is on it, and why")
     return html.Details(
         [
             html.Summary("Create a silence"),

@@ -105,7 +105,7 @@ def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) 
         role="application",
         style={"--columns": str(laid.columns), "--rows": str(laid.rows)},
         **data(total=laid.total, per_cell=laid.per_cell, columns=laid.columns),
-        **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s story"),
+        **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s event history"),
     )
 
 

@@ -24,6 +24,7 @@ from kvscope.dashboards.web.views.configuration_view import before_and_after, la
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.query import Query
+from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.schema import Diff, FindingRow, MetricRow, PointView, WindowStats
 from kvscope.monitor.text import counted, duration, percent
 
@@ -31,7 +32,7 @@ MAX_COMPARE_POINTS: Final = 300
 MOST_LINKS: Final = 6
 AGAINST: Final = ("with", "with_from", "with_to")
 CHANGE_SIGNS: Final = {"better": "▲", "worse": "▼", "same": "=", "differs": "↕", "": ""}
-STATUS_SIGNS: Final = {"added": "+ came", "unchanged": "= stayed", "removed": "− went"}
+STATUS_SIGNS: Final = {"added": "+ new", "unchanged": "= open", "removed": "− gone"}
 MANY_TIMES: Final = 10
 DAY_NS: Final = 86_400_000_000_000
 NO_TIME: Final = "Where no time is given: as long a time just before it, or of another engine the same time."
@@ -80,12 +81,12 @@ def _comparison_headline(told: Diff) -> list[Any]:
     came = sum(row.status == "added" and row.severity != "info" for row in told.findings)
     went = sum(row.status == "removed" and row.severity != "info" for row in told.findings)
     better, worse, same = (sum(row.change == word for row in told.metrics) for word in ("better", "worse", "same"))
-    words = f"{counted(came, 'finding')} came" if came else "No finding came"
+    words = f"{counted(came, 'new finding')}" if came else "No new finding"
     if went:
-        words += f", {went:,} went"
+        words += f", {went:,} gone"
     figures = f"{counted(worse, 'figure')} worse, {better:,} better, {same:,} the same"
     if told.after.computed_nothing and not told.before.computed_nothing:
-        figures = "no token was computed after"
+        figures = "no token was computed in the second window"
     return [html.H1(f"{words}; {figures}", className="bad" if told.is_worse else "well" if not worse else "")]
 
 
@@ -131,7 +132,7 @@ def _form(query: Query, here: Here, told: Diff | None) -> html.Form:
     against += [_window_time("with_from", "From", with_since), _window_time("with_to", "To", with_until)]
     actions: list[Any] = [html.Button("Compare", type="submit")]
     if told is not None:
-        actions.append(html.A("Swap them", href=_swapped(place, told), className="button"))
+        actions.append(html.A("Swap", href=_swapped(place, told), className="button"))
     actions += _offered(query, here)
     if any(map(place.get, AGAINST)):
         before_it = place.but(**dict.fromkeys(AGAINST, ""))
@@ -195,20 +196,20 @@ def _metrics_table(told: Diff) -> list[Any]:
             [
                 html.Th(name, scope="col", className=kind)
                 for name, kind in (
-                    ("Figure", ""),
+                    ("Metric", ""),
                     ("Before", "n"),
                     ("After", "n"),
                     ("Change", ""),
-                    ("By", "n"),
-                    ("Before over after", ""),
+                    ("Difference", "n"),
+                    ("Before and after", ""),
                 )
             ]
         )
     )
     rows = [_metric_row(row) for row in told.metrics if row.before is not None or row.after is not None]
-    note = "Within 5 % two figures are the same; differs is said where neither direction is better."
+    note = 'Values within 5 % count as the same. "differs": neither direction is better.'
     table = html.Table([head, html.Tbody(rows)], className="compared figures")
-    return [html.H2("Figures"), table, html.P(note, className="note hint")]
+    return [html.H2("Metrics"), table, html.P(note, className="note hint")]
 
 
 def _metric_row(row: MetricRow) -> html.Tr:
@@ -219,7 +220,7 @@ def _metric_row(row: MetricRow) -> html.Tr:
     ]
     return html.Tr(
         [
-            html.Th(row.name, scope="row"),
+            html.Th(metric_in_words(row.name), scope="row"),
             html.Td(_metric_value(row.before, row.unit), className="n"),
             html.Td(_metric_value(row.after, row.unit), className="n"),
             html.Td(
@@ -231,6 +232,12 @@ def _metric_row(row: MetricRow) -> html.Tr:
         ],
         key=row.name,
     )
+
+
+def metric_in_words(name: str) -> str:
+    """A wait has its reason in words."""
+    what, *reasons, share = name.split(", ") if name.startswith("waited, ") else (name, "")
+    return ", ".join([what, *map(in_words, reasons), share]) if reasons else name
 
 
 def _metric_value(value: float | None, unit: str) -> str:
@@ -261,7 +268,7 @@ def _compared_findings(place: PagePlace, told: Diff) -> list[Any]:
     heading = html.H2("Findings added, unchanged and removed")
     if not told.findings:
         return [heading, html.P("None in either window.", className="note")]
-    columns = ("Change", "Severity", "Finding", "Code", "How sure", "Before", "After", "Whom it names", "Each")
+    columns = ("Change", "Severity", "Finding", "Code", "Verdict", "Before", "After", "Requests", "Occurrences")
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
     rows = [_compared_finding(place, told, row) for row in told.findings]
     return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]
@@ -313,7 +320,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
     for name, words, side, there in zip(("before", "after"), ("Before", "After"), both, points, strict=True):
         parts.append(html.H3(f"{words}: {side.engine}, from {clock_text(side.since)} to {clock_text(side.until)} UTC"))
         if not there or not side.since:
-            parts.append(html.P("Nothing is kept of it, moment by moment.", className="note"))
+            parts.append(html.P("No points of this window are kept.", className="note"))
             continue
         since_ns = wall_ns(side.since, 0)
         window = PageWindow(since_ns, since_ns + max(longest_ns, 1_000_000), False)

@@ -102,9 +102,9 @@ def _links(here: Here, then: PagePlace, finding: FindingReport) -> list[Any]:
     return [
         html.A("Runbook", href=f"/{finding.runbook}"),
         *_comparison(here, finding),
-        html.A("The block map then", href=then.to("blocks")),
-        html.A("What never came back", href=then.to("held")),
-        html.A("The engine over that time", href=then.to("engine")),
+        html.A("Blocks at that time", href=then.to("blocks")),
+        html.A("Retained blocks", href=then.to("held")),
+        html.A("Timeline of that time", href=then.to("engine")),
         html.A("All findings", href=then.to("findings")),
     ]
 
@@ -129,7 +129,7 @@ def _finding_notifications(finding: FindingReport, alerting: NotificationsView) 
     heading = html.H2("Notifications")
     if not alerting.receivers:
         asked = html.Code("monitor serve --alert URL")
-        return [heading, html.P(["Nobody: this service sends no alerts. ", asked, " does."], className="note")]
+        return [heading, html.P(["This service has no receivers. Start it with ", asked, " does."], className="note")]
     parts: list[Any] = [heading]
     for silence in alerting.silences:
         words = f"Silenced until {clock_text(silence.until)} UTC: {silence.comment or 'without a comment'} "
@@ -148,7 +148,7 @@ def _finding_notifications(finding: FindingReport, alerting: NotificationsView) 
         )
         for one in alerting.deliveries
     ]
-    note = html.P("Nothing yet: what only informs, and what waits out its grace, is told to nobody.", className="note")
+    note = html.P("No notification yet. Findings for information and pending findings send none.", className="note")
     parts.append(html.Table(html.Tbody(rows)) if rows else note)
     return parts if finding.resolved_at else [*parts, _silence_form(finding)]
 
@@ -160,7 +160,7 @@ def _silence_form(finding: FindingReport) -> html.Details:
     lengths = html.Select(
         [html.Option(words, value=seconds) for seconds, words in LENGTHS], name="seconds", **data(value=LENGTHS[1][0])
     )
-    who = field("text", "comment", "", required="required", placeholder="who looks at it, and why")
+    who = field("text", "comment", "", required="required", placeholder="who is on it, and why")
     return html.Details(
         [
             html.Summary("Acknowledge, or silence it"),
@@ -169,7 +169,7 @@ def _silence_form(finding: FindingReport) -> html.Details:
                     *hidden,
                     html.Label([html.Span("For"), lengths]),
                     html.Label([html.Span("Comment"), who]),
-                    html.Button("Tell nobody of it until then", type="submit"),
+                    html.Button("Silence it until then", type="submit"),
                     html.P(f"Of {finding.code} on {finding.engine}. It stays on this page.", className="note"),
                 ],
                 action="/api/alerts/silences",
@@ -185,9 +185,9 @@ def _silence_form(finding: FindingReport) -> html.Details:
 
 
 def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
-    heading = html.H2("Pool and queues meanwhile")
+    heading = html.H2("Pool and queues during the finding")
     if not points:
-        return [heading, html.P("Nothing is kept of that time.", className="note")]
+        return [heading, html.P("No data of that time is kept.", className="note")]
     window = here.window
     if not (here.place.since or here.place.until):
         window = PageWindow(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
@@ -229,7 +229,7 @@ def _onset(place: PagePlace, finding: FindingReport, window: PageWindow) -> list
 
 def _began(query: Query, then: PagePlace, finding: FindingReport) -> list[Any]:
     """The events around its beginning."""
-    heading = html.H2("Events as it began")
+    heading = html.H2("Events at its start")
     events: list[EventView] = []
     if finding.since:
         began = rfc3339(wall_ns(finding.since, 0) + 1_000_000)

@@ -111,7 +111,7 @@ def _agents(agents: Sequence[FleetAgentView]) -> Any:
     ]
     if len(silent) > MOST_AGENTS:
         items.append(html.Li(f"and {len(silent) - MOST_AGENTS:,} more"))
-    head = f"{counted(len(silent), 'agent')} of {len(agents):,} not heard from"
+    head = f"{counted(len(silent), 'agent')} of {len(agents):,} did not respond"
     return html.Section([html.H2(head), html.Ul(items)], id="agents", className="card", **aria(label="Agents"))
 
 
@@ -228,11 +228,13 @@ def _engine_cell(engine: FleetEngineView, address: str) -> dict[str, Any]:
     return {"type": "A", "namespace": "dash_html_components", "props": properties}
 
 
-def _group_strips(engines: Sequence[FleetEngineView]) -> html.Img:
+def _group_strips(engines: Sequence[FleetEngineView]) -> html.Figure:
     """Return a group's heat strips: a section of its own, since it changes every few seconds and cells seldom do."""
-    return html.Img(
+    picture = html.Img(
         src=strips_picture([engine.usage_strip for engine in engines]),
         alt=f"Pool usage of {counted(len(engines), 'engine')} over the last 10 minutes",
         className="strips",
         style={"height": f"{min(240, max(12, 4 * len(engines)))}px"},
     )
+    caption = html.Figcaption("Pool usage over the last 10 minutes, a line for each engine", className="note")
+    return html.Figure([caption, picture], className="card")

@@ -19,16 +19,16 @@ from kvscope.monitor.text import counted, percent
 BYTES_PER_GIB: Final = 1 << 30
 MEMORY_FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}
 NOTES: Final = {
-    "KV cache": "taken whole at the start, by design: it does not fall as requests end",
-    "not named": "in use, and on no line of the bill",
-    "other processes": "not this engine's",
-    "free": "left, for what grows with requests",
+    "KV cache": "allocated at the start. It does not shrink when requests end",
+    "not named": "in use, without a known purpose",
+    "other processes": "not of this engine",
+    "free": "not allocated",
 }
 DEFAULTS: Final = {"prompt_tokens": "1000", "max_tokens": "500", "concurrency": "8"}
 CALCULATOR_FIELDS: Final = (
-    ("prompt_tokens", "Tokens of the prompt"),
-    ("max_tokens", "Tokens of the answer"),
-    ("concurrency", "Such requests at once"),
+    ("prompt_tokens", "Prompt tokens"),
+    ("max_tokens", "Output tokens"),
+    ("concurrency", "Concurrent requests"),
 )
 
 
@@ -79,7 +79,7 @@ def _memory_parts(memory: MemoryView) -> list[Any]:
                 Bar(name, size, MEMORY_FAMILIES.get(name, ""), _gib_text(size), note, before if memory.parts else 0)
             )
             before += size
-    in_all = [html.P([html.Strong(_gib_text(total)), " in all"], className="since")] if total else []
+    in_all = [html.P([html.Strong(_gib_text(total)), " in total"], className="since")] if total else []
     when = html.P(f"As the engine measured it last, by {clock_text(memory.at)} UTC.", className="note")
     return [*in_all, bars(rows), when]
 
@@ -112,7 +112,7 @@ def _memory_pool(query: Query, here: Here) -> list[Any]:
     blocks, size = (engine.configuration.get(name) for name in ("num_gpu_blocks", "block_size"))
     if not (isinstance(blocks, int) and isinstance(size, int)):
         return [heading, bar, legend]
-    whole = f"{blocks:,} blocks of {size:,} tokens, {blocks * size:,} tokens in all"
+    whole = f"{blocks:,} blocks of {size:,} tokens, {blocks * size:,} tokens in total"
     return [heading, html.P(whole, className="note"), bar, legend]
 
 

@@ -68,7 +68,7 @@ FIELD_GROUPS: Final = (
         (
             PlannerField("kv_cache_memory", "KV cache", "size", "memory for KV"),
             PlannerField("device_memory", "Device", "size", "device memory"),
-            PlannerField("gpu_memory_utilization", "Share of it", "share", "share of the device"),
+            PlannerField("gpu_memory_utilization", "Utilization", "share", "share of the device"),
             PlannerField("weights", "Weights", "size", "weights"),
             PlannerField("other", "Activations and graphs", "size", "other memory"),
         ),
@@ -215,7 +215,7 @@ def _plan_summary(plan: CapacityPlan) -> list[Any]:
             html.P(
                 [
                     html.Strong(counted(plan.requests_at_once, "request")),
-                    f" of {plan.request_tokens:,} tokens {fit} at once{with_prefix}. The limit: {plan.limited_by}.",
+                    f" of {plan.request_tokens:,} tokens {fit} at once{with_prefix}, limited by {plan.limited_by}.",
                 ],
                 role="status",
             )
@@ -258,7 +258,7 @@ def _inputs_table(plan: CapacityPlan) -> list[Any]:
             [
                 html.Th(one.name, scope="row"),
                 html.Td(f"{_placeholder(one)} {'GiB' if one.unit == 'bytes' else one.unit}"),
-                html.Td(f"{one.origin} by {one.source}" if one.source else one.origin),
+                html.Td(f"from {one.source}" if one.source else one.origin),
             ],
             key=one.name,
         )

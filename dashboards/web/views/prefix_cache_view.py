@@ -44,9 +44,9 @@ def _prefix_head(told: PrefixCacheView) -> list[Any]:
         title = f"{counted(told.cached_blocks, 'block')} in the prefix cache"
     tiles = (
         ("Cached", f"{told.cached_blocks:,}", "blocks with a hash"),
-        ("Idle", f"{told.idle_blocks:,}", "nobody has them: evictable at once, no leak"),
+        ("Idle", f"{told.idle_blocks:,}", "no request uses them, evictable at once"),
         ("Shared", f"{told.shared_blocks:,}", "in the tables of several requests"),
-        ("Hit rate", "nothing asked yet" if told.hit_rate is None else percent(told.hit_rate), "of tokens looked up"),
+        ("Hit rate", "no lookup yet" if told.hit_rate is None else percent(told.hit_rate), "of tokens looked up"),
     )
     figures = [
         html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles
@@ -71,7 +71,7 @@ def _tree(place: PagePlace, told: PrefixCacheView) -> list[Any]:
     ordered = _in_order(told.nodes)
     widest = max(node.blocks for _, node in ordered)
     head = headings(
-        "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Who has it", "Which"
+        "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Requests", "Block ids"
     )
     rows = [_prefix_row(place, told.engine, depth, node, widest) for depth, node in ordered[:MAX_SHOWN_NODES]]
     parts.append(html.Table([head, html.Tbody(rows)]))
@@ -124,7 +124,7 @@ def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, wid
             html.Td(f"{node.hits:,}", className="n"),
             html.Td("long ago" if node.age_s is None else f"{duration(node.age_s)} ago"),
             html.Td("in use" if node.idle_s is None else duration(node.idle_s)),
-            html.Td([*holders, *and_more(len(node.holders) - MAX_SHOWN_HOLDERS)] or "nobody"),
+            html.Td([*holders, *and_more(len(node.holders) - MAX_SHOWN_HOLDERS)] or "none"),
             html.Td(block_links(place, engine, node.ids, MAX_PREFIX_RUNS), className="blocks"),
         ],
         key=node.id,
@@ -137,7 +137,7 @@ def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, wid
 def _evictions(place: PagePlace, told: PrefixCacheView) -> list[Any]:
     heading = html.H2("Recent evictions")
     if not told.evictions:
-        return [heading, html.P("Nothing, as far as events are kept.", className="note")]
+        return [heading, html.P("No eviction in the events that are kept.", className="note")]
     head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")
     rows = [_evicted(place, told.engine, one) for one in told.evictions[:MAX_SHOWN_EVICTIONS]]
     table = html.Table([head, html.Tbody(rows)])

@@ -123,7 +123,7 @@ def _request_wait_tree(place: PagePlace, wait: Wait) -> list[Any]:
     return [
         html.H2("What it waits for"),
         html.P(
-            "Who has what it needs, the most blocks that would come back first, and what those wait for in turn.",
+            "Holders of the blocks that it needs, the largest first, and what each of them waits for.",
             className="note",
         ),
         html.Ul(_wait_item(place, wait), className="waits"),

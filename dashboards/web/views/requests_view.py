@@ -63,14 +63,14 @@ def view(query: Query, here: Here) -> PageView:
     """The table, with what it is narrowed to."""
     place = here.place
     if here.engine.signal == "metrics":
-        raise NotKnown("requests are in the event stream, one by one: this engine is known by its figures alone")
+        raise NotKnown("requests are in the event stream, one by one: this engine is seen through /metrics only")
     every = query.requests(here.name, here.moment)
     found = query.findings("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}
     wanted = _ordered(place, [one for one in every if _is_request_wanted(place, one)], culprits)
     parts = [html.H1("Requests"), _requests_filter(place, every)]
     if not every:
-        parts.append(html.P("No request has been heard of yet.", className="note"))
+        parts.append(html.P("No request was received yet.", className="note"))
     else:
         parts.append(html.P(_requests_headline(every, wanted), className="note"))
         parts += _requests_table(place, wanted, culprits) if wanted else []
@@ -120,7 +120,7 @@ def _requests_filter(place: PagePlace, every: Sequence[RequestView]) -> html.For
         ("sort", place.get("sort")),
     )
     fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
-    fields.append(html.Label([html.Span("Name has"), field("search", "q", place.get("q"))]))
+    fields.append(html.Label([html.Span("Request id has"), field("search", "q", place.get("q"))]))
     for name, words, values in (
         ("state", "State", sorted({one.state for one in every})),
         ("reason", "Reason", sorted({one.reason for one in every if one.reason})),

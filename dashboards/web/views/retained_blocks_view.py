@@ -1,4 +1,4 @@
-"""Retained blocks: what was handed out in the window and did not come back by its end; whether that is a leak."""
+"""Retained blocks: those allocated in the window and not freed by its end, and whether that is a leak."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def _retained_head(told: RetainedBlocksView) -> list[Any]:
     suspect = sum(one.blocks for one in told.held if one.reason in RETAINED_SHADES)
     when = f"from {clock_text(told.since)} to {clock_text(told.until)} UTC"
     if not told.allocated:
-        title = f"No block was handed out {when}"
+        title = f"No block was allocated {when}"
     elif not told.held_blocks:
-        title = f"All that was handed out {when} came back"
+        title = f"All blocks that were allocated {when} were freed"
     else:
-        title = f"{counted(told.held_blocks, 'block')} of those handed out {when} did not come back by its end"
+        title = f"{counted(told.held_blocks, 'block')} of those allocated {when} were not freed by its end"
     parts: list[Any] = [html.H1(title)]
     tiles = (
-        ("Handed out", told.allocated, "times a block got an owner"),
-        ("Came back", told.freed, "within the window"),
-        ("In living requests", told.held_blocks - suspect, "in use, as they should be"),
-        ("Held by nobody alive", suspect, "of ended requests, or unaccounted"),
-        ("Warm cache", told.still_cached, "back, and kept for their prefix: no leak"),
+        ("Allocated", told.allocated, "times that a block got an owner"),
+        ("Freed", told.freed, "within the window"),
+        ("In live requests", told.held_blocks - suspect, "in use as expected"),
+        ("Without a live request", suspect, "held by ended requests, or UNACCOUNTED"),
+        ("Warm cache", told.still_cached, "freed, and kept for their prefix"),
     )
     figures = [
         html.Div([html.Dt(name), html.Dd(f"{value:,}"), html.Dd(note, className="note")]) for name, value, note in tiles
@@ -61,8 +61,7 @@ def _retained_head(told: RetainedBlocksView) -> list[Any]:
     if not told.is_complete:
         parts.append(
             html.P(
-                "Not every event of this window is kept, or some were lost: what was handed out before those that are"
-                " kept is not counted.",
+                "Some events of this window are missing. Blocks that were allocated before them are not counted.",
                 className="note",
             )
         )
@@ -111,7 +110,7 @@ def _lifetimes(told: RetainedBlocksView) -> list[Any]:
         rows.pop()
     while rows and not rows[0].value:
         rows.pop(0)
-    return [heading, bars(rows) if rows else html.P("None has come back yet.", className="note")]
+    return [heading, bars(rows) if rows else html.P("None was freed yet.", className="note")]
 
 
 def _floor_chart(floors: Sequence[IdleFloorView]) -> list[Any]:
@@ -120,9 +119,9 @@ def _floor_chart(floors: Sequence[IdleFloorView]) -> list[Any]:
         return [heading, html.P("It has not been idle in this window.", className="note")]
     rises = len(floors) > 1 and floors[-1].blocks > floors[0].blocks
     sentence = (
-        f"It rose from {floors[0].blocks:,} to {floors[-1].blocks:,}: with nothing to do, an engine gives all back."
+        f"It rose from {floors[0].blocks:,} to {floors[-1].blocks:,}. An idle engine should hold none."
         if rises
-        else "It does not rise: what is handed out comes back."
+        else "It does not rise: allocated blocks are freed."
     )
     stride = -(-len(floors) // MOST_FLOORS)
     shown = [*floors[:-1:stride], floors[-1]]
