@@ -10,6 +10,7 @@ from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.panels import (
     BAD,
     EVENTS_S,
+    FINDINGS,
     GRID_WIDTH,
     SELECTED,
     SEVERITY_COLOURS,
@@ -58,6 +59,7 @@ def _findings_panels() -> Iterator[Panel | Row]:
         "Findings by severity",
         "The number of firing findings. Effects of another finding do not fire and are not counted.",
         (f"sum by (severity) (kvscope_findings{{{SELECTED}}})", "{{severity}}"),
+        unit=FINDINGS,
         width=GRID_WIDTH // 3,
     )
     yield with_colours(by_severity, SEVERITY_COLOURS)
@@ -66,6 +68,7 @@ def _findings_panels() -> Iterator[Panel | Row]:
         "A band for each code, from the end of its pending period until it resolves. A finding that comes and goes"
         " between two scrapes does not appear.",
         (f"sum by (code) (kvscope_findings{{{SELECTED}}})", "{{code}}"),
+        unit=FINDINGS,
         width=GRID_WIDTH,
     )
     yield row_heading("Alerts")
@@ -94,6 +97,7 @@ def _alert_panels() -> Iterator[Panel]:
             "{{outcome}}",
         ),
         (f"sum(kvscope_alerts_pending{{{TARGETS}}})", "waiting"),
+        unit="suffix: messages",
     )
     yield lines(
         "Alerts open, and silences",
@@ -113,6 +117,7 @@ def _stream_panels() -> Iterator[Panel]:
             f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{SELECTED}}}[$__rate_interval]))",
             "{{stage}}",
         ),
+        unit="suffix: batches",
     )
     yield lines(
         "Events that the engine dropped",
@@ -122,6 +127,7 @@ def _stream_panels() -> Iterator[Panel]:
             f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{SELECTED}}}[$__rate_interval]))",
             "{{engine}}",
         ),
+        unit="suffix: events",
     )
     yield lines(
         "Lag behind the engine",

@@ -10,6 +10,7 @@ from kvscope.dashboards.grafana import panels
 from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.panels import (
     BAD,
+    FINDINGS,
     GRID_WIDTH,
     REQUESTS,
     SELECTED,
@@ -95,6 +96,7 @@ def _fleet_finding_panels() -> Iterator[Panel]:
         "The number of firing findings above information. One cause counts once for any number of requests, so the"
         " number does not show the harm.",
         (f"sum by (engine) (kvscope_findings{{{SELECTED}, {BAD}}})", "{{engine}}"),
+        unit=FINDINGS,
     )
 
 
@@ -118,4 +120,5 @@ def _fleet_engine_panels() -> Iterator[Panel]:
         ),
     }
     for title, (says, unit, query) in over_engines.items():
-        yield lines(title, says, query, unit=unit)
+        panel = lines(title, says, query, unit=unit)
+        yield panel.max(1) if unit == "percentunit" else panel

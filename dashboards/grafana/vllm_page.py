@@ -88,7 +88,7 @@ def _vllm_queue_panels() -> Iterator[Panel]:
         (f"vllm:kv_cache_usage_perc{{{MODEL}}}", VLLM_NAME),
         unit="percentunit",
         width=GRID_WIDTH // 2,
-    )
+    ).max(1)
     yield stacked(
         "Requests running and waiting",
         "Waiting requests by reason: capacity (no room), deferred (waits for KV, a grammar or similar). vLLM"

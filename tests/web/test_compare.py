@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
-from kvscope.dashboards.web.views.compare_view import STATUS_SIGNS, metric_in_words, _metric_value
+from kvscope.dashboards.web.views.compare_view import STATUS_SIGNS, _metric_value, metric_in_words
 from kvscope.monitor.cli import main
 from tests.doctor.golden import TOLD
 from tests.recordings import healthy_lab, leaking_lab, recording_of
