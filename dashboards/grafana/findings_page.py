@@ -10,7 +10,7 @@ from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.panels import (
     BAD,
     EVENTS_S,
-    FINDINGS,
+    FINDING_COUNTS,
     GRID_WIDTH,
     SELECTED,
     SEVERITY_COLOURS,
@@ -59,7 +59,7 @@ def _findings_panels() -> Iterator[Panel | Row]:
         "Findings by severity",
         "The number of firing findings. Effects of another finding do not fire and are not counted.",
         (f"sum by (severity) (kvscope_findings{{{SELECTED}}})", "{{severity}}"),
-        unit=FINDINGS,
+        unit=FINDING_COUNTS,
         width=GRID_WIDTH // 3,
     )
     yield with_colours(by_severity, SEVERITY_COLOURS)
@@ -68,7 +68,7 @@ def _findings_panels() -> Iterator[Panel | Row]:
         "A band for each code, from the end of its pending period until it resolves. A finding that comes and goes"
         " between two scrapes does not appear.",
         (f"sum by (code) (kvscope_findings{{{SELECTED}}})", "{{code}}"),
-        unit=FINDINGS,
+        unit=FINDING_COUNTS,
         width=GRID_WIDTH,
     )
     yield row_heading("Alerts")

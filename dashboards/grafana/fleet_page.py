@@ -10,7 +10,7 @@ from kvscope.dashboards.grafana import panels
 from kvscope.dashboards.grafana.dashboard_frame import grafana_page
 from kvscope.dashboards.grafana.panels import (
     BAD,
-    FINDINGS,
+    FINDING_COUNTS,
     GRID_WIDTH,
     REQUESTS,
     SELECTED,
@@ -96,7 +96,7 @@ def _fleet_finding_panels() -> Iterator[Panel]:
         "The number of firing findings above information. One cause counts once for any number of requests, so the"
         " number does not show the harm.",
         (f"sum by (engine) (kvscope_findings{{{SELECTED}, {BAD}}})", "{{engine}}"),
-        unit=FINDINGS,
+        unit=FINDING_COUNTS,
     )
 
 

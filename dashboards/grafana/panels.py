@@ -60,7 +60,7 @@ BLOCKS_S: Final = "suffix: blocks/s"
 REQUESTS: Final = "suffix: requests"
 REQUESTS_S: Final = "reqps"
 STEPS_S: Final = "suffix: steps/s"
-FINDINGS: Final = "suffix: findings"
+FINDING_COUNTS: Final = "suffix: findings"
 EVENTS_S: Final = "cps"
 
 
