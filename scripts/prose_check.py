@@ -64,6 +64,7 @@ def text_groups() -> Iterator[tuple[str, list[str]]]:
     of_groups = {
         "get started": [docs / "index.md", *sorted((docs / "start").glob("*.md"))],
         "guides": [docs / f"{name}.md" for name in GUIDES],
+        "investigations": sorted((docs / "investigations").glob("*.md")),
         "concepts": sorted((docs / "concepts").glob("*.md")),
         "develop": [*sorted((docs / "develop").glob("*.md")), *(docs / f"{name}.md" for name in DEVELOP)],
         "runbooks": sorted((docs / "runbooks").glob("*.md")),

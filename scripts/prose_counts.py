@@ -35,12 +35,14 @@ PASSIVE: Final = re.compile(
     re.IGNORECASE,
 )
 ODD_WORDS: Final = re.compile(
-    r"\b(?:told|tells?|telling|said|says?|heard|hears?|unheard|nobody|somebody|whoever|in vain|of late|in any case"
+    r"\b(?:told|(?<!cannot-)tells?|telling|said|says?|heard|hears?|unheard|nobody|somebody|whoever|in vain|of late"
+    r"|in any case"
     r"|given back|came back|gives back|let in|held against|brought about|brings about|looks? on|looked at|looks at"
     r"|keeps? books|the books|a life|its life|lives|strikes|struck|trouble|hush|anew|mended|as it is|by figures"
     r"|happenings|whom)\b",
     re.IGNORECASE,
 )
+"""`cannot-tell` is the name of a verdict."""
 YOU: Final = re.compile(r"\byou(?:r|rs|rself|'re|'ll|'ve|'d)?\b", re.IGNORECASE)
 WORD: Final = re.compile(r"[A-Za-z][A-Za-z'’-]*")
 MIN_WORDS: Final = 3

@@ -75,7 +75,8 @@ def event_text(event: Run, names: Mapping[int, str]) -> str:
         case Kind.STEP_LAUNCHED:
             return f"step {a[1]:,} launched: {counted(sum(a[2:]), 'token')} of {counted(len(event.ids), 'request')}"
         case Kind.STEP_COMPLETED:
-            pool = f"; {a[4]:,} blocks free, {a[5]:,} of them cached; {a[6]:,} used" if len(a) > 6 else ""
+            cached = f", {a[5]:,} of them cached" if len(a) > 6 and a[5] >= 0 else ""  # -1: not reported
+            pool = f"; {a[4]:,} blocks free{cached}; {a[6]:,} used" if len(a) > 6 and a[4] >= 0 else ""
             bound = f", bound by {name_of(Limit, a[3])}" if a[3] else ""
             return f"step {a[1]:,} done in {a[2] / 1e6:,.1f} ms{bound}{pool}"
         case Kind.HEARTBEAT:

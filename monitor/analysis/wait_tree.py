@@ -117,6 +117,9 @@ def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tu
         most = ledger.description.max_num_seqs or len(running)
         places = [_of_request(graph, r, above) for r in running]
         return f"waits for a batch slot: {len(running):,} run, of {most:,} that may (max_num_seqs)", _ranked(places)
+    if edge.resource == "remote-kv" and record.ready_ns:
+        since = duration(ledger.age_s(record.ready_ns))
+        return f"its fetch ended {since} ago, and the scheduler has not promoted it", []
     if edge.resource == "remote-kv" and holder is not None:
         since = duration(ledger.age_s(record.fetching_ns or record.since_ns))
         return NEEDS["remote-kv"], [_wait_root(f"the KV connector, which fetches since {since}", 0, holder)]

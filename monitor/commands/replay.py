@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from kvscope.monitor.commands.shared_flags import Commands
@@ -12,6 +13,7 @@ from kvscope.monitor.events.wire import ContractError
 from kvscope.monitor.history.replay_publisher import Replayer
 from kvscope.monitor.publishing.publisher import EVENTS_ENDPOINT
 from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.sources.support_bundle import unpack_events
 from kvscope.monitor.sources.targets import TargetKind, kind_of
 from kvscope.monitor.text import escaped
 
@@ -24,7 +26,7 @@ def add(commands: Commands) -> None:
         description="Publishes a recording as its engine did, with its times moved to now, so that a service,"
         " `monitor doctor` or any other reader can attach. It stops at the end of the recording.",
     )
-    parser.add_argument("recording", type=Path, metavar="RECORDING", help="a directory, or one segment of it")
+    parser.add_argument("recording", type=Path, metavar="RECORDING", help="a directory, one segment of it, or a bundle")
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="N", help="speed factor (1)")
     parser.add_argument(
         "--events", default=EVENTS_ENDPOINT, metavar="ENDPOINT", help=f"where to publish ({EVENTS_ENDPOINT})"
@@ -44,10 +46,19 @@ def _speed(text: str) -> float:
 
 
 def _replay_recording(parsed: argparse.Namespace) -> int:
-    if kind_of(str(parsed.recording)) is not TargetKind.RECORDING:
+    kind = kind_of(str(parsed.recording))
+    if kind is TargetKind.BUNDLE:
+        with tempfile.TemporaryDirectory(prefix="kvscope-replay-") as folder:
+            unpack_events(parsed.recording, Path(folder))
+            return _publish(Path(folder), parsed)
+    if kind is not TargetKind.RECORDING:
         raise BadTarget(f"{parsed.recording} is not a recording: `monitor record TARGET DIR` makes one")
+    return _publish(parsed.recording, parsed)
+
+
+def _publish(recording: Path, parsed: argparse.Namespace) -> int:
     try:
-        replayer = Replayer(Recording(parsed.recording), parsed.events, parsed.replay, parsed.speed)
+        replayer = Replayer(Recording(recording), parsed.events, parsed.replay, parsed.speed)
     except ContractError as error:
         raise BadTarget(str(error)) from error
     print(f"{parsed.recording} is published on {replayer.events_endpoint}", file=sys.stderr, flush=True)

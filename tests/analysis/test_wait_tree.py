@@ -64,6 +64,7 @@ def test_what_comes_from_outside_is_a_root() -> None:
     (fetched,) = [r for r in scene.ledger.state.requests.values() if r.fetching_ns]
     (root,) = wait_of(scene.ledger, fetched).waits_for
     assert "connector" in root.text
+    assert "its KV is being fetched" in wait_of(scene.ledger, fetched).text
     scene, request = stuck.grammar()
     (root,) = tree_of(scene.ledger, request.id).waits_for
     assert "grammar" in root.text

@@ -238,7 +238,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], leaking: Path) -> None:
     assert [line.split()[0] for line in text.splitlines() if line[:1].isalpha()] == [
         "REQUEST",
         "WAITS",
-        "LIFE",
+        "PHASES",
         "CONDITIONS",
         "HISTORY",
     ]

@@ -89,6 +89,19 @@ def test_batches_that_the_recording_lacks_are_lost_to_who_listens(tmp_path: Path
     assert sum(loss.batches for loss in ledger.losses) >= 3
 
 
+def test_a_bundle_is_replayed_as_the_recording_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = worked(40)
+    write(tmp_path / "run", list(lab.frames))
+    assert main(["bundle", str(tmp_path / "run"), str(tmp_path / "run.zip")]) == 0
+    arguments = ["--events", f"ipc://{tmp_path}/events", "--speed", "100000"]
+    printed = []
+    for recording in ("run", "run.zip"):
+        capsys.readouterr()
+        assert main(["replay", str(tmp_path / recording), *arguments]) == 0
+        printed.append(capsys.readouterr().err.splitlines()[-1].partition(" batches of ")[0])
+    assert printed[0] == printed[1] != "0"
+
+
 def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run", list(worked(5).frames))
     for arguments, says in (
