@@ -9,11 +9,13 @@ from kvscope.monitor.errors import KvscopeError
 
 
 class NotAllowed(KvscopeError):
-    """A host is, or resolves to, an address that alerts may not be sent to; the message says how to allow it."""
+    """A host is, or resolves to, an address that must not receive alerts. The message names the setting that allows
+    it.
+    """
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the internet's; an IPv4 address within an IPv6 one counts as itself."""
+    """Whether an IP address is public. An IPv4 address within an IPv6 one counts as itself."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
         parsed = parsed.ipv4_mapped
@@ -21,9 +23,8 @@ def is_public(address: str) -> bool:
 
 
 def public_address_of(host: str, port: int, allow_private: bool) -> str:
-    """The address to connect to. It is looked up once and used as it is, so that a name cannot answer with a public
-    address when it is asked about and a private one when it is called. Raises NotAllowed, and OSError for a name that
-    is not known.
+    """Return the address to connect to. A single look-up decides, so that a name cannot resolve to a public address for
+    the check and to a private one for the call. Raises NotAllowed, and OSError for a name that is not known.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(entry[4][0]) for entry in found]

@@ -38,7 +38,9 @@ class AlertPolicy:
         self._ticked = 0.0
 
     def put(self, transitions: Sequence[Transition], now: float) -> None:
-        """Take transitions; those of findings that are warnings or worse are told. To be told twice changes nothing."""
+        """Take transitions and notify of those whose findings are warnings or worse. A repeated transition changes
+        nothing.
+        """
         graver = [one for one in transitions if severity_at_least(one.finding.severity, "warning")]
         if not graver:
             return
@@ -151,7 +153,7 @@ class AlertPolicy:
         self._store.insert(message, receiver, state, now)
 
     def stop_watching(self, engines: Iterable[str], now: float) -> None:
-        """Expect no more of these engines: an alert not seen again for `look_again_s` is closed, and says why."""
+        """Expect no more of these engines: an alert not seen again for `look_again_s` closes and gives the reason."""
         with self._store.writing() as database:
             database.executemany(
                 "UPDATE alerts SET unseen_since = ? WHERE engine = ? AND alert != '' AND held_until IS NULL"
@@ -168,8 +170,8 @@ class AlertPolicy:
             )
 
     def tick(self, now: float) -> None:
-        """Tell what is due by the clock alone: ends that were held back, what was not seen again, the ends of silences,
-        and what still fires. At most once a second, however often it is called.
+        """Send the notifications that are due by the clock alone: ends that were held back, alerts not seen again, the
+        ends of silences, and reminders. At most once a second, however often it is called.
         """
         with self._store.lock:
             if abs(now - self._ticked) < 1.0:

@@ -1,4 +1,4 @@
-"""What the API says of alerts, as plain structures. Times are RFC 3339, None for what has not come yet."""
+"""The alerts part of the API, as plain structures. Times are RFC 3339, None for what has not come yet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AlertFigures(msgspec.Struct, frozen=True):
 
 
 class AlertsView(msgspec.Struct, frozen=True):
-    """All of it; of deliveries the latest."""
+    """All alerts, silences and receivers, and the latest deliveries."""
 
     receivers: list[ReceiverView]
     open: list[AlertView]
@@ -47,7 +47,7 @@ class AlertsView(msgspec.Struct, frozen=True):
 
 
 class TriedView(msgspec.Struct, frozen=True):
-    """What a receiver answered to a test."""
+    """The answer of a receiver to a test."""
 
     receiver: str
     delivered: bool

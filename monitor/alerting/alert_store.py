@@ -128,7 +128,7 @@ class AlertStore(KeptDatabase):
     # ---------------------------------------------------------------- deliveries out
 
     def due(self, receiver: str, now: float) -> list[Delivery]:
-        """What to try now, in order; of each alert the first message that is not told yet, and none after it."""
+        """Return the deliveries to try now, in order. An alert's messages go one by one, the oldest first."""
         rows = self.read(
             "SELECT sequence, message, tries FROM deliveries AS one"
             " WHERE receiver = ? AND state = 'pending' AND due <= ?"
@@ -144,7 +144,7 @@ class AlertStore(KeptDatabase):
         ]
 
     def next_due(self, receiver: str) -> float | None:
-        """When something may be due there (wall seconds); None while nothing is to be told."""
+        """Return when something may be due there (wall seconds), or None while nothing is."""
         (row,) = self.read(
             "SELECT max(min(due), (SELECT paused_until FROM receivers WHERE name = ?)) AS at FROM deliveries"
             " WHERE receiver = ? AND state = 'pending'",
@@ -155,11 +155,11 @@ class AlertStore(KeptDatabase):
         return at
 
     def delivered(self, number: int, now: float, answer: str) -> None:
-        """It was told."""
+        """Record a successful delivery."""
         self._end(number, "delivered", now, answer)
 
     def give_up(self, number: int, now: float, answer: str) -> None:
-        """It will not be tried again; the log keeps it, and `replay` tries it anew."""
+        """Stop trying it. The log keeps it, and `replay` tries it again."""
         self._end(number, "given-up", now, answer)
 
     def _end(self, number: int, state: DeliveryState, now: float, answer: str) -> None:
@@ -172,7 +172,7 @@ class AlertStore(KeptDatabase):
             self.ended[row["receiver"], state] += 1
 
     def try_again(self, number: int, due: float, answer: str) -> None:
-        """It is tried again at `due`."""
+        """Schedule another attempt at `due`."""
         with self.writing() as database:
             database.execute(
                 "UPDATE deliveries SET tries = tries + 1, due = ?, answer = ? WHERE sequence = ?", (due, answer, number)
@@ -186,7 +186,7 @@ class AlertStore(KeptDatabase):
             database.execute("UPDATE receivers SET paused_until = ? WHERE name = ?", (until, receiver))
 
     def disable(self, receiver: str, now: float, answer: str) -> None:
-        """Send it nothing any more: it said that it is gone."""
+        """Stop sending to a receiver that answered that it is gone."""
         with self.writing() as database:
             database.execute("UPDATE receivers SET disabled = ? WHERE name = ?", (now, receiver))
             ended = database.execute(
@@ -197,22 +197,24 @@ class AlertStore(KeptDatabase):
             self.ended[receiver, "disabled"] += ended.rowcount
 
     def is_disabled(self, receiver: str) -> bool:
-        """Whether a receiver has said that it is gone."""
+        """Whether a receiver has answered that it is gone."""
         (row,) = self.read("SELECT disabled FROM receivers WHERE name = ?", receiver)
         return row["disabled"] is not None
 
     def enable(self, receiver: str) -> None:
-        """It is there again. What was not sent in between stays in the log, for `replay`."""
+        """Send to a receiver again. Messages of the time in between remain in the log, for `replay`."""
         with self.writing() as database:
             database.execute("UPDATE receivers SET disabled = NULL, paused_until = 0 WHERE name = ?", (receiver,))
 
     def log_test(self, message: Message, receiver: str, now: float, delivered: bool, answer: str) -> None:
-        """A test, which was tried once, at once."""
+        """Log a test, which was tried once, immediately."""
         with self.writing():
             self.insert(message, receiver, "delivered" if delivered else "given-up", now, answer)
 
     def replay(self, number: int, now: float) -> bool:
-        """Send a message of the log again, with its id; whether there is one, of a receiver that is there."""
+        """Send a message of the log again, with its id. Return whether such a message of an existing receiver was
+        found.
+        """
         with self.writing() as database:
             row = database.execute(
                 "SELECT receiver FROM deliveries JOIN receivers ON name = receiver"
@@ -242,7 +244,7 @@ class AlertStore(KeptDatabase):
         return [row["id"] for row in rows]
 
     def pending(self) -> int:
-        """Messages that are still to be told."""
+        """Return the number of messages still to be sent."""
         (row,) = self.read("SELECT count(*) AS number FROM deliveries WHERE state = 'pending'")
         count: int = row["number"]
         return count
@@ -250,7 +252,7 @@ class AlertStore(KeptDatabase):
     # ---------------------------------------------------------------- silences
 
     def silence(self, silence: Silence) -> int:
-        """Keep a silence; its number."""
+        """Keep a silence and return its number."""
         with self.writing() as database:
             added = database.execute(
                 "INSERT INTO silences (silence, until) VALUES (?, ?)", (msgspec.json.encode(silence), silence.until)
@@ -259,12 +261,12 @@ class AlertStore(KeptDatabase):
             return added.lastrowid
 
     def unsilence(self, number: int) -> bool:
-        """End a silence; whether there was one."""
+        """End a silence. Return whether it existed."""
         with self.writing() as database:
             return database.execute("DELETE FROM silences WHERE number = ?", (number,)).rowcount > 0
 
     def silences(self, now: float) -> dict[int, Silence]:
-        """The silences in force, by number."""
+        """Return the silences in force, by number."""
         rows = self.read("SELECT number, silence FROM silences WHERE until > ? ORDER BY number", now)
         return {row["number"]: msgspec.json.decode(row["silence"], type=Silence) for row in rows}
 

@@ -27,13 +27,13 @@ MAX_SHOWN_DELIVERIES: Final = 200
 
 
 class AlertViews:
-    """What `store` holds, as others read it. All `now` are wall seconds."""
+    """Read-only views of the `store`. All `now` are wall seconds."""
 
     def __init__(self, store: AlertStore) -> None:
         self._store = store
 
     def alerts(self, now: float) -> AlertsView:
-        """As the API says it."""
+        """Return the alerts for the API."""
         with self._store.lock:
             return AlertsView(
                 receivers=[self._receiver_view(receiver, now) for receiver in self._store.receivers.values()],
@@ -48,7 +48,9 @@ class AlertViews:
             )
 
     def notifications(self, finding: str, now: float) -> NotificationsView:
-        """What was told of one finding. It may be told of under the id of one before it, which it goes on from."""
+        """Return the notifications of one finding. They may carry the id of an earlier finding that this one
+        continues.
+        """
         with self._store.lock:
             rows = self._store.read("SELECT * FROM alerts WHERE finding = ?", finding)
             alert = rows[0]["alert"] or finding if rows else finding
@@ -67,7 +69,7 @@ class AlertViews:
             )
 
     def figures(self, now: float) -> AlertFigures:
-        """As /metrics says it."""
+        """Return the numbers for /metrics."""
         with self._store.lock:
             (is_open,) = self._store.read("SELECT count(*) AS number FROM alerts WHERE alert != ''")
             return AlertFigures(

@@ -29,7 +29,7 @@ from kvscope.monitor.text import timestamp
 
 SCHEDULE: Final = (0, 5, 15, 60, 300, 900, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 """Seconds before each try: three days in all, as the Standard Webhooks specification proposes, and closer together at
-first, since somebody may have to be woken.
+first, since the alert may have to wake its reader.
 """
 REPEAT_S: Final = 4 * 3600.0
 """Alertmanager's default."""
@@ -37,8 +37,8 @@ REPEAT_S: Final = 4 * 3600.0
 
 @dataclass(frozen=True)
 class AlertsConfig:
-    """What was asked for. `receivers` are --alert URLs, `secret` signs what goes to webhooks, `path` is the outbox's
-    (None: in memory). `repeat_s`: an alert that still fires is told again this often (0: never).
+    """The alert settings. `receivers` are --alert URLs, `secret` signs what goes to webhooks, `path` is the outbox's
+    (None: in memory). `repeat_s`: the time between reminders of an alert that still fires (0: none).
     """
 
     receivers: tuple[str, ...] = ()
@@ -53,12 +53,12 @@ class AlertsConfig:
 
 
 class NoSuchThing(KvscopeError, LookupError):
-    """There is no such receiver, delivery or silence; the message says so."""
+    """No such receiver, delivery or silence. The message names it."""
 
 
 class Alerts:
-    """Tells every receiver, each from a thread of its own, until closed. Raises BadReceiver, and ValueError if `path`
-    cannot be used. may_send: asked before each message; nothing is sent and no time passes while it is false.
+    """Notifies every receiver, each from a thread of its own, until closed. Raises BadReceiver, and ValueError if
+    `path` cannot be used. may_send: asked before each message. Nothing is sent and no time passes while it is false.
     """
 
     def __init__(self, config: AlertsConfig, may_send: Callable[[], bool] = lambda: True) -> None:
@@ -109,7 +109,7 @@ class Alerts:
         return AlertSender(self.outbox, receiver, self.config.schedule, self.config.allow_private, self._may_send)
 
     def close(self) -> None:
-        """Stop; what is not told stays in the outbox."""
+        """Stop. Unsent messages stay in the outbox."""
         self.stop_sending()
         self.outbox.close()
 
@@ -119,7 +119,9 @@ class Alerts:
             one.close()
 
     def restore_deleted(self) -> bool:
-        """Write the outbox anew if its file was deleted; whether it was. Raises OSError and sqlite3.Error."""
+        """Write the outbox again if its file was deleted, and return whether it was. Raises OSError and
+        sqlite3.Error.
+        """
         is_deleted = self.outbox.is_deleted()
         if is_deleted:
             self.outbox.write_again()
@@ -130,7 +132,7 @@ class Alerts:
             one.wake()
 
     def known(self) -> dict[Place, int]:
-        """What is open since an earlier life, and when it was first seen (wall ns)."""
+        """Return the alerts open since an earlier run, and when each was first seen (wall ns)."""
         return self.outbox.known()
 
     def put(self, transitions: Sequence[Transition]) -> None:
@@ -140,11 +142,11 @@ class Alerts:
             self._wake()
 
     def stop_watching(self, engines: Iterable[str]) -> None:
-        """Stop reminding of alerts of engines that were removed; see AlertPolicy. Raises sqlite3.Error."""
+        """Stop reminders for engines that were removed (see AlertPolicy). Raises sqlite3.Error."""
         self.outbox.stop_watching(engines, time.time())
 
     def hand_over(self, engines: Iterable[str]) -> None:
-        """Close alerts of engines that another agent watches now; see AlertPolicy. Raises sqlite3.Error."""
+        """Close alerts of engines that another agent watches now (see AlertPolicy). Raises sqlite3.Error."""
         self.outbox.hand_over(engines)
 
     def select(self, transitions: Sequence[Transition]) -> list[Transition]:
@@ -161,18 +163,18 @@ class Alerts:
         return AlertStateView(view.receivers, view.open, view.silences, view.deliveries)
 
     def about(self, finding: str) -> NotificationsView:
-        """What was told of one finding, and what keeps it from being told."""
+        """Return the notifications of one finding, and the reasons that hold others back."""
         return self.outbox.about(finding, time.time())
 
     def figures(self) -> AlertFigures:
-        """What waits, what arrived and what did not. None of it while the outbox cannot be read."""
+        """Return the counts of messages that wait, arrived and failed. None of it while the outbox cannot be read."""
         try:
             return self.outbox.figures(time.time())
         except sqlite3.Error:
             return AlertFigures()
 
     def test(self, name: str = "") -> list[TriedView]:
-        """Send a test to that receiver, or to all, now and once; what they answered. One that was disabled and takes it
+        """Send a test to that receiver, or to all, now and once. Return the answers. One that was disabled and takes it
         is enabled again. Raises NoSuchThing.
         """
         chosen = [receiver for receiver in self.receivers if name in ("", receiver.name)]
@@ -201,7 +203,7 @@ class Alerts:
         self._wake()
 
     def silence(self, matchers: Sequence[str], seconds: float, comment: str = "") -> int:
-        """Tell nobody of what matches, for so long; the silence's number. Raises BadSilence."""
+        """Send nothing about alerts that match, for that long. Return the silence's number. Raises BadSilence."""
         return self.outbox.silence(silence(matchers, seconds, comment, time.time()))
 
     def unsilence(self, number: int) -> None:

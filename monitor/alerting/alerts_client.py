@@ -1,4 +1,4 @@
-"""What `monitor alerts` asks of a running service, over HTTP."""
+"""The requests of `monitor alerts` to a running service, over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AlertsClient:
         return self._ask("POST", "/api/alerts/test", list[TriedView], params={"receiver": receiver})
 
     def silence(self, matchers: Sequence[str], seconds: float, comment: str = "") -> int:
-        """Tell nobody of what matches, for so long; the silence's number."""
+        """Send nothing about alerts that match, for that long. Return the silence's number."""
         asked = {"matchers": list(matchers), "seconds": seconds, "comment": comment}
         return self._ask("POST", "/api/alerts/silences", int, json=asked)
 

@@ -1,4 +1,6 @@
-"""Sends messages: `send` tries one once, a `Sender` tries what the outbox has for one receiver until it is told."""
+"""Sends messages: `send` tries one once, a `Sender` tries those of the outbox for one receiver until they are
+delivered.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ LONGEST_PAUSE_S: Final = 86_400.0
 
 
 class DeliveryAnswer(NamedTuple):
-    """What came of one try, in words without a secret. `status` is 0 if there was no answer."""
+    """The result of one try, in words without a secret. `status` is 0 if there was no answer."""
 
     text: str
     status: int = 0
@@ -47,7 +49,7 @@ class DeliveryAnswer(NamedTuple):
 
 
 def client() -> httpx.Client:
-    """What `send` wants: no redirects, no proxies from the environment."""
+    """Return the client that `send` needs: no redirects, no proxies from the environment."""
     return bounded_client(SEND_TIMEOUT_S, limits.RECEIPT_BYTES)
 
 
@@ -83,7 +85,7 @@ def send(client: httpx.Client, receiver: Receiver, message: Message, allow_priva
 
 
 def _retry_after_seconds(retry_after: str, now: datetime) -> float:
-    """Retry-After, which is a number or a date, in seconds; 0 for what is neither."""
+    """Return the seconds of Retry-After, which is a number or a date, or 0 for neither."""
     if retry_after.isdecimal():
         wanted = float(retry_after)
     else:
@@ -115,11 +117,11 @@ class AlertSender(threading.Thread):
         self._closing = False
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Wake the sender for a new message."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stop after the try that runs; what is not told stays in the outbox."""
+        """Stop after the current try. Unsent messages stay in the outbox."""
         self._closing = True
         self._wake.set()
         if self.ident is not None:
@@ -138,7 +140,7 @@ class AlertSender(threading.Thread):
                 self._wake.wait(wait)
 
     def _send_due(self, connection: httpx.Client) -> float:
-        """Try what is due; seconds until something may be due again."""
+        """Try what is due. Return the seconds until something may be due again."""
         if not self._may_send():
             return WAKE_S
         self._outbox.tick(time.time())
@@ -152,7 +154,7 @@ class AlertSender(threading.Thread):
         return WAKE_S if due is None else min(WAKE_S, max(0.0, due - time.time()))
 
     def _settle(self, delivery: Delivery, answer: DeliveryAnswer) -> bool:
-        """Write down what came of a try; whether the receiver may be sent more."""
+        """Record the result of a try. Return whether the receiver may get more."""
         now = time.time()
         number, name = delivery.number, self.receiver.name
         if answer.is_success:

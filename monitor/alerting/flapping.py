@@ -1,7 +1,7 @@
-"""When an alert that comes and goes is told of no more.
+"""Stops notifications of an alert that fires and resolves again and again.
 
 Once it has begun to fire more than FIRES times within WINDOW_S, its ends are held back: it counts as firing until it
-has been gone for CALM_S. What happens in between is in the delivery log, and told to nobody.
+has been gone for CALM_S. The delivery log keeps the transitions in between, without notifications.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CALM_S: Final = 600.0
 
 
 def recent(fires: Sequence[float], now: float) -> list[float]:
-    """Those of the times (wall seconds) at which it began to fire that still count."""
+    """Return the starts of firing (wall seconds) that still count."""
     return [at for at in fires if at > now - WINDOW_S]
 
 

@@ -1,4 +1,4 @@
-"""What is told of one transition, whoever it goes to."""
+"""The message of one transition, whatever its receiver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_LINE: Final = 300
 
 
 class MessageCulprits(msgspec.Struct, frozen=True):
-    """Who it is about: the first request ids, and how many there are."""
+    """The requests of the finding: the first ids, and how many there are."""
 
     requests: list[str]
     requests_in_all: int
@@ -29,7 +29,7 @@ class MessageCulprits(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A finding as it is told. `id` is the alert's: the same from its first message to its last."""
+    """A finding in a notification. `id` is the alert's: the same from its first message to its last."""
 
     id: str
     code: str
@@ -44,16 +44,16 @@ class Trouble(msgspec.Struct, frozen=True):
     culprits: MessageCulprits
     explanation: str
     effects: list[str]
-    """Codes of what it brings about, which is told with it and not by itself."""
+    """Codes of its effects, which its notification covers."""
     do_now: list[str]
     runbook: str
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message. `at` is RFC 3339; `firing` are all codes that fire on the engine, this one with them.
+    """One message. `at` is RFC 3339. `firing` are all codes that fire on the engine, including this one.
 
-    `repeat` counts how often it was told before that this still fires. `flapping`: it came and went so often that it
-    is told of no more until it has been gone for a while.
+    `repeat` counts the earlier reminders that this still fires. `flapping`: it fired and resolved so often that
+    notifications pause until it has been quiet for a while.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing", "resolved"]) -> Trouble:
-    """A finding as the alert of that id tells it, cut to a size that every receiver takes. Its state is what the
+    """Return a finding as its alert reports it, cut to a size that every receiver takes. Its state is what the
     transition brought it `to`, whatever came after.
     """
     requests = [_cut_message(name, LONGEST_ID) for name in report.culprits.requests[:MOST_REQUESTS]]
@@ -90,7 +90,7 @@ def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing"
 
 
 def message_id(finding: str, to: str, at_ns: int) -> str:
-    """The same for a transition however often it is told, and no other's."""
+    """Return an id that is the same for all deliveries of a transition and differs from all others."""
     return f"msg_{hashlib.blake2b(f'{finding} {to} {at_ns}'.encode(), digest_size=12).hexdigest()}"
 
 

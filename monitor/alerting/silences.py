@@ -1,7 +1,7 @@
-"""What somebody does not want to be told of, and until when.
+"""Alerts to send no notifications about, and until when.
 
-A silence holds back what begins to fire, and reminders of it. When it ends and the alert still fires, that is told
-then; the end of what was told before is told in any case, so that no incident stays open behind a silence.
+A silence holds back what begins to fire, and reminders of it. If the alert still fires at its end, a notification
+follows then. The end of an alert whose start was sent is always sent, so that no incident stays open behind a silence.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ LONGEST_S: Final = 366 * 86400.0
 
 
 class BadSilence(KvscopeError, ValueError):
-    """A matcher or a length that cannot be used; the message says what it should be."""
+    """A matcher or a length that cannot be used. The message names the valid form."""
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """Alerts that match all of `matchers` (NAME=PATTERN, with * and ?) are not told until `until` (wall seconds)."""
+    """No notifications for alerts that match all of `matchers` (NAME=PATTERN, with * and ?) until `until` (wall
+    seconds).
+    """
 
     matchers: tuple[str, ...]
     until: float
@@ -40,7 +42,7 @@ class Silence(msgspec.Struct, frozen=True):
         )
 
     def view(self, number: int) -> SilenceView:
-        """As the API says it."""
+        """Return it for the API."""
         return SilenceView(number, list(self.matchers), timestamp(round(self.until * 1e9)) or "", self.comment)
 
 

@@ -1,4 +1,4 @@
-"""What a load asks of the pool: how many blocks a request of a length has at its most.
+"""The demand of a load on the pool: how many blocks a request of a length has at its peak.
 
     blocks in a group              = ⌈(prompt + generated) / block size⌉
     in one with a sliding window   ≤ ⌈(window + tokens of a step - 2) / block size⌉ + 1

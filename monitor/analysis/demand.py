@@ -1,4 +1,4 @@
-"""What a load asks of the pool, and what the pool holds: the sums of a report that has both.
+"""Demand and capacity: the sums of a report that states both a load and a pool.
 
 capacity = concurrency x tokens per request, as the engine prints them; else the tokens that it prints. On hybrid
            models vLLM up to 0.19 prints too few tokens, so the product counts first.
@@ -15,7 +15,7 @@ from kvscope.monitor.events.samples import Fact
 
 
 class Demand(NamedTuple):
-    """What so many requests hold at most, each at its end: tokens, and as a share of the pool."""
+    """The peak demand of a number of requests: tokens, and as a share of the pool."""
 
     clients: int
     tokens: int
@@ -23,7 +23,7 @@ class Demand(NamedTuple):
 
 
 def capacity_tokens(facts: Mapping[str, Fact]) -> int | None:
-    """How many tokens the pool holds, if the engine was heard to say it."""
+    """Return how many tokens the pool holds, if the engine reported it."""
     concurrency, each = number_fact(facts, "max_concurrency"), number_fact(facts, "max_concurrency_tokens")
     if concurrency and each:
         return round(concurrency * each)
@@ -38,7 +38,7 @@ def tokens_per_request(facts: Mapping[str, Fact]) -> int | None:
 
 
 def demands(facts: Mapping[str, Fact]) -> list[Demand]:
-    """The demand of each number of clients that is named, in that order; empty if a figure for it is missing."""
+    """Return the demand of each number of clients that is named, in that order, or nothing if an input is missing."""
     capacity, each = capacity_tokens(facts), tokens_per_request(facts)
     if not capacity or not each or "load_concurrencies" not in facts:
         return []
@@ -47,6 +47,6 @@ def demands(facts: Mapping[str, Fact]) -> list[Demand]:
 
 
 def number_fact(facts: Mapping[str, Fact], name: str) -> float | None:
-    """The figure of that name; None if it was not said, or is no figure."""
+    """Return the number of that name, or None if it is missing or is no number."""
     fact = facts.get(name)
     return None if fact is None or isinstance(fact.value, str) else float(fact.value)

@@ -24,9 +24,7 @@ class HistoryLine(NamedTuple):
 def request_history(
     about: Iterable[tuple[Position, int, Run]], number: int, names: Mapping[int, str]
 ) -> list[HistoryLine]:
-    """What happened to request `number`, by the events about it, in order. Steps that only moved it forward are told
-    together.
-    """
+    """Return the event history of request `number`, in order. Steps that only moved it forward share a line."""
     lines: list[HistoryLine] = []
     steps = _Steps()
     for position, at_ns, event in about:
@@ -45,7 +43,7 @@ def request_history(
 
 
 def block_history(batches: Iterable[Batch], block: int, names: Mapping[int, str]) -> list[HistoryLine]:
-    """What happened to the block, in order."""
+    """Return the event history of the block, in order."""
     lines = []
     for position, at_ns, event in scan_events(batches, None, BLOCK_KINDS):
         if block in event.ids:
@@ -91,8 +89,8 @@ _OWN_TIME = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Ki
 def scan_events(
     batches: Iterable[Batch], number: int | None, kinds: Container[int] | None = None
 ) -> Iterator[tuple[Position, int, Run]]:
-    """Events with place and wall time; those about the request `number`, or all; of these kinds, or of all kinds. Time
-    carries over.
+    """Yield events with position and wall time: those about the request `number`, or all, of these kinds, or of all
+    kinds. Time carries over.
     """
     mono = 0
     for batch in batches:
@@ -115,7 +113,7 @@ def scan_events(
 
 
 class _Steps:
-    """Consecutive steps of one request, told as one line each for prompt and output."""
+    """Consecutive steps of one request, as one line each for prompt and output."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[Position, int, bool, int, int, int]] = []
@@ -143,7 +141,7 @@ class _Steps:
 
 
 def request_event_text(event: Run, names: Mapping[int, str]) -> str:
-    """Describe what an event means for its request; empty if the kind does not concern requests."""
+    """Describe what an event means for its request. The text is empty if the kind does not concern requests."""
     if event.kind == Kind.PREEMPTED:
         return _preempted_text(event, names)
     describe = _REQUEST_TEXTS.get(event.kind)
@@ -201,7 +199,7 @@ _REQUEST_TEXTS: Final[dict[int, Callable[[list[int], str], str]]] = {
 
 
 def block_event_text(event: Run, names: Mapping[int, str]) -> str:
-    """What an event of BLOCK_KINDS says of each of its blocks."""
+    """Describe what an event of BLOCK_KINDS means for each of its blocks."""
     who = f"request {names.get(event.request, f'#{event.request}')}"
     match event.kind:
         case Kind.ALLOCATED:

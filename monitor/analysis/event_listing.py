@@ -1,4 +1,4 @@
-"""Events one by one, in words: which of them, from when to when, and what each says."""
+"""Lists events one by one, in words: filters, time range, and a description of each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def list_events(batches: Iterable[Batch], wanted: Wanted) -> Iterator[list[tuple
 
 
 def event_text(event: Run, names: Mapping[int, str]) -> str:
-    """What an event says, in a few words; its request is named beside it."""
+    """Describe an event in a few words. Its request is named beside it."""
     a, blocks = event.args, counted(len(event.ids), "block")
     text = request_event_text(event, names)
     if text:

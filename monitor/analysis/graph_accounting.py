@@ -18,14 +18,16 @@ _RELEASE: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?")
 
 
 class GraphAccounting(NamedTuple):
-    """`in_pool`: the pool leaves room for graphs; None: the text does not show it. `sentence` says it for a reader."""
+    """`in_pool`: the pool leaves room for graphs, or None where the text does not show it. `sentence` is the same for a
+    reader.
+    """
 
     in_pool: bool | None
     sentence: str
 
 
 def graph_accounting(facts: Mapping[str, Fact]) -> GraphAccounting:
-    """Return how the release that the text names counts graphs; without a release, what the wording shows."""
+    """Return how the release that the text names counts graphs, or what the wording shows without a release."""
     if "enforce_eager" in facts and str(facts["enforce_eager"].value) == "True":
         return GraphAccounting(False, "no graphs are captured: the engine runs with --enforce-eager")
     is_reserved = "memory_graphs_are_reserved" in facts

@@ -1,12 +1,12 @@
 """The memory bill: what a device's memory went to, and what that leaves for KV.
 
-The engine says its own sums; here they are done again, from its figures alone, so that advice that is wrong is seen:
+The engine prints sums of its own. This module computes them again from its numbers alone, which reveals wrong advice:
 vLLM 0.27 to 0.33 subtract the memory of graphs twice (https://github.com/vllm-project/vllm/issues/57936).
 
     fit_requested = requested           - weights - activations - non-torch - graphs - headroom
     use_all       = free at the start   - weights - activations - non-torch - graphs - headroom
 
-A suggestion is never negative: where nothing is left it is 0, and `short_by` says how much is missing.
+A suggestion is never negative: where nothing is left it is 0, and `short_by` is the missing amount.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ BILL: Final = {
 """The facts that there must be for a bill, and the words of the log that have them."""
 
 GRAPH_ESTIMATE: Final = ("memory_graphs_estimated_gib", "memory_graphs_are_reserved")
-"""What belongs to a bill and stands on lines of its own."""
+"""Facts of a breakdown that stand on lines of their own."""
 BY_TORCH: Final = ("weights", "activations_peak", "graphs_actual", "kv_pool")
-"""The figures of a MEMORY event that together are what torch has, where its allocator does not say it."""
+"""The terms of a MEMORY event that add up to torch's memory, where its allocator does not report it."""
 
 
 class NoBill(KvscopeError):
@@ -50,7 +50,9 @@ class NoBill(KvscopeError):
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes. `non_torch` is None where the engine counts it with the weights, `kv_cache` where it does not say it."""
+    """Bytes. `non_torch` is None where the engine counts it with the weights, `kv_cache` where it does not report
+    it.
+    """
 
     device_total: int
     free_at_start: int
@@ -63,7 +65,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def without_kv(self) -> int:
-        """What the engine needs besides KV; graphs once."""
+        """The engine's need besides KV, with graphs counted once."""
         return self.weights + self.activations + (self.non_torch or 0) + self.graphs
 
 
@@ -90,7 +92,7 @@ def _suggest(within: int, bill: Bill) -> Suggestion:
 
 
 def parts(bill: Bill) -> dict[str, int]:
-    """The device's memory by what it went to: adds up to its total. What nothing was said about is `left free`.
+    """Return the device's memory by use. The parts add up to its total. The unexplained rest is `left free`.
 
     `left free` below 0 is the one figure here that can be: the engine took more than the device had at its start.
     """
@@ -107,7 +109,9 @@ def parts(bill: Bill) -> dict[str, int]:
 
 
 def over_requested(bill: Bill) -> int | None:
-    """Bytes by which the engine with its KV is above the share it was given; below 0: within it. None: not said."""
+    """Return the bytes by which the engine with its KV exceeds the share it was given, or a negative number within it.
+    None if it was not reported.
+    """
     return None if bill.kv_cache is None else bill.without_kv + bill.kv_cache - bill.requested
 
 
@@ -118,7 +122,7 @@ def rounding(bill: Bill) -> int:
 
 
 def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
-    """The last bill among a log's facts, and what has to be known about it. Raises NoBill."""
+    """Return the last breakdown among a log's facts, with notes on how to read it. Raises NoBill."""
     told = list(facts)
     line = next((fact.position for fact in reversed(told) if fact.name == "memory_total_gib"), "")
     figures = {fact.name: fact.value for fact in told if fact.position == line or fact.name in GRAPH_ESTIMATE}
@@ -148,7 +152,9 @@ def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
 
 
 def _without_graphs(sized: Mapping[str, int], figures: Mapping[str, object], together: bool) -> tuple[int, list[str]]:
-    """The peak of activations alone. Since 0.27 vLLM prints it with its estimate of the graphs, if it made one."""
+    """Return the peak of activations alone, with notes. Since 0.27 vLLM prints it with its estimate of the graphs, if
+    it made one.
+    """
     peak, estimate = sized["memory_activations_gib"], sized.get("memory_graphs_estimated_gib")
     reserved = "memory_graphs_are_reserved" in figures
     if together and reserved and estimate is not None and estimate <= peak:
@@ -165,7 +171,7 @@ def _without_graphs(sized: Mapping[str, int], figures: Mapping[str, object], tog
 
 
 def measured(figures: Sequence[int]) -> dict[str, int]:
-    """What a MEMORY event says, by name: those figures that are known, and `elsewhere` if the device's own are.
+    """Return the known numbers of a MEMORY event by name, and `elsewhere` if the device's own are known.
 
     elsewhere: bytes in use on the device that the bill does not name: another process, or what was never counted.
     """

@@ -18,7 +18,8 @@ WAITS_FOR: dict[int, tuple[str, str]] = {
 
 
 def because(ledger: EngineLedger, block: int) -> list[list[str]]:
-    """The chains that hold `block`, each from the block to its reason; one chain that says so if nothing holds it.
+    """Return the chains that hold `block`, each from the block to its reason. If nothing holds it, one chain states
+    that.
 
     Raises ValueError if the pool has no such block.
     """

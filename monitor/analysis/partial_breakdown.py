@@ -3,7 +3,7 @@
     requested = device * share
     requested = weights + activations + non-torch (+ graphs, where the release counts them) + KV cache
 
-Printed sizes are rounded to 0.01 GiB, so each is an interval; the two equations narrow the intervals of all others.
+Printed sizes are rounded to 0.01 GiB, so each is an interval. The two equations narrow the intervals of all others.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def breakdown_terms(facts: Iterable[Fact], are_graphs_counted: bool) -> list[Mem
 
 
 def stated_bytes(facts: Mapping[str, Fact], term: str) -> int | None:
-    """Return what the text states for the term, in bytes; None if it does not."""
+    """Return what the text states for the term, in bytes, or None if it does not."""
     bounds = _stated({name: fact.value for name, fact in facts.items()}, TERM_FACTS[term])
     return None if bounds is None else round((bounds.low + bounds.high) / 2)
 
 
 def _members(stated: Mapping[str, _Bounds], are_graphs_counted: bool) -> list[str]:
-    """The terms whose sum is the requested memory."""
+    """Return the terms whose sum is the requested memory."""
     resident = ["weights and non-torch"] if "weights and non-torch" in stated else ["weights", "non-torch"]
     return [*resident, "peak activations", *(["graphs"] if are_graphs_counted else []), "KV cache"]
 

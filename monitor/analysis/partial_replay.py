@@ -1,4 +1,4 @@
-"""Parts of a replay: a ledger to go on from, the first events of a batch, and time that passes with nothing heard."""
+"""Parts of a replay: a ledger to continue from, the first events of a batch, and time that passes without events."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kvscope.monitor.state.step_times import StepTimes
 
 
 def fork(ledger: EngineLedger) -> EngineLedger:
-    """Another ledger that is where this one is, as of what it heard last, and goes on by itself. A tenth of the time
-    that a keyframe takes. Without batches and points, which are kept elsewhere, and without what is only counted to be
-    drawn and judged as it happens.
+    """Return a copy of the ledger, as of its last batch, that continues independently. A tenth of the time that a
+    keyframe takes. Without batches and points, which are kept elsewhere, and without what is only counted to be drawn
+    and judged as it happens.
     """
     state = ledger.state
     requests = {number: _fork(record) for number, record in state.requests.items()}
@@ -50,8 +50,8 @@ def fork(ledger: EngineLedger) -> EngineLedger:
 
 
 def still_ledger(ledger: EngineLedger) -> EngineLedger:
-    """The ledger as it is now, with its batches, points and samples: what asks several questions gets answers of one
-    position. It is not to be applied to.
+    """Return the ledger at its current position, with its batches, points and samples, so that several queries refer to
+    one position. It is not to be applied to.
     """
     still = fork(ledger)
     still.now_ns, still.counting = ledger.now_ns, ledger.counting
@@ -68,8 +68,8 @@ def _fork(record: RequestState) -> RequestState:
 
 
 def first_events(batch: Batch, count: int) -> Batch:
-    """The batch as if it had ended after its first `count` events: without the counts of its end, and with the time
-    that the last of these events was said at.
+    """Return the batch as if it had ended after its first `count` events: without the counts of its end, and with the
+    time of the last of these events.
     """
     runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
     if count >= len(runs) // 5:
@@ -103,5 +103,5 @@ def first_events(batch: Batch, count: int) -> Batch:
 
 
 def observed(engine: str, epoch: int, wall_ns: int) -> Batch:
-    """It was this late, and nothing else was heard: as a source says it."""
+    """Return a batch that only advances the time, as a source reports it when nothing else arrives."""
     return batch_of(engine, epoch, [Run(Kind.OBSERVED, 0, NO_REQUEST, [wall_ns], [])])

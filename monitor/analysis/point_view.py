@@ -8,12 +8,12 @@ from kvscope.monitor.analysis.request_latency import LatencyView
 
 
 class PointView(msgspec.Struct, frozen=True):
-    """The pool and the queues at a moment of the past, in blocks and requests; preemptions, tokens, failed allocations
-    and steps (`limits`: by what kept each from being larger) are sums since the engine began. `unused_tokens`: that the
-    blocks of living requests have room for; None where KV groups differ in what they keep. `usable`: blocks that
-    requests could have; `usage`: the share of them in use. `epoch`: the start that sums count from (wall ns).
-    `restarted`: the engine was started since the point before. From metrics, holders are not known. `first_token` and
-    `queue_time`: of requests of the last minute, from metrics.
+    """The pool and the queues at a time in the past, in blocks and requests; preemptions, tokens, failed allocations
+    and steps (`limits`: by the bound on their size) are sums since the engine began. `unused_tokens`: free room in the
+    blocks of live requests, None where KV groups differ in what they keep. `usable`: blocks that requests could have.
+    `usage`: the share of them in use. `epoch`: the start that sums count from (wall ns). `restarted`: the engine was
+    started since the point before. From metrics, holders are not known. `first_token` and `queue_time`: of requests of
+    the last minute, from metrics.
     """
 
     at: str

@@ -20,11 +20,11 @@ class Imbalance(NamedTuple):
     blocks: list[int]
     """The blocks whose references differ from the holders that the ledger knows, lowest first."""
     history: list[HistoryLine]
-    """What happened to the first of them, oldest first."""
+    """The event history of the first of them, oldest first."""
 
 
 def find_imbalance(ledger: EngineLedger) -> Imbalance | None:
-    """Return how the pool fails to add up; None if it does, or if lost events explain a difference."""
+    """Return how the pool fails to add up, or None if it does, or if lost events explain a difference."""
     if not ledger.has_stream or ledger.state.damaged:
         return None
     parts = ledger.balance()

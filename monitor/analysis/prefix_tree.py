@@ -1,8 +1,8 @@
-"""The prefix cache as a forest: which prefixes are kept, who shares them, what was evicted and for whom.
+"""The prefix cache as a forest: which prefixes are kept, who shares them, what was evicted and for which request.
 
-The stream names each cached block by a keyed hash of all that is before it and in it, and does not say which comes
-after which. A request's block table does: a block's parent is the block before it in a table that it was cached in. So
-a fold of the batches learns the parents, and forgets none for a block that is evicted: the same hash has the same past.
+The stream names each cached block by a keyed hash of all tokens up to its end. It does not give the order of blocks. A
+request's block table does: a block's parent is the block before it in a table that it was cached in. So a fold of the
+batches learns the parents, and forgets none for a block that is evicted: the same hash has the same past.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FOLDED: Final = frozenset(
 
 
 class PrefixNode(msgspec.Struct, frozen=True):
-    """A stretch of a prefix: blocks that follow each other, whoever has one having all. `id` and `parent` are the keyed
-    hashes of their last blocks, shortened; a parent of "" is the beginning of a prompt, or not known.
+    """A segment of a prefix: consecutive blocks that every holder has together. `id` and `parent` are the keyed hashes
+    of their last blocks, shortened. A parent of "" is the beginning of a prompt, or not known.
 
     references   how many times requests have it now; `holders` names the first of them
     hits         how often it was found in the cache, as far as the events are kept
@@ -106,7 +106,7 @@ class Eviction:
 
 
 class Prefixes:
-    """What the batches tell of prefixes. Hashes are those of the stream."""
+    """Prefixes as folded from the batches. Hashes are those of the stream."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int] = {}
@@ -116,7 +116,7 @@ class Prefixes:
         self.evictions: deque[Eviction] = deque(maxlen=MAX_TREE_EVICTIONS)
         self._hash_of: dict[int, int] = {}
         self._tables: dict[tuple[int, int], list[int]] = {}
-        """By request and KV group, the blocks it has had in order; those out of a window stay in."""
+        """By request and KV group, the blocks it has had in order, including those that left the window."""
         self._next: dict[tuple[int, int], int] = {}
         """The place in it of the block that is full next."""
         self._whole: set[int] = set()
@@ -221,7 +221,7 @@ class _Stretch(NamedTuple):
 
 
 def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
-    """The forest as it is where the ledger is, which is where `told` has been folded to. O(blocks)."""
+    """Return the forest at the ledger's position, up to which `told` has been folded. O(blocks)."""
     state = ledger.state
     kept = _kept(ledger)
     stretches = _stretches(kept, _parents(ledger, told), told)
@@ -247,7 +247,7 @@ def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
 
 
 def by_branch(ledger: EngineLedger, told: Prefixes, most: int) -> list[tuple[str, list[int]]]:
-    """The blocks of each branch with all that goes on from it, by the id of its first stretch: the largest first.
+    """Return the blocks of each branch with all its descendants, by the id of its first segment: the largest first.
 
     A prefix that all prompts share would be all there is: as long as there are fewer than `most` branches, the largest
     that forks is divided into what its prompts share and what goes on from there.
@@ -299,7 +299,9 @@ def _kept(ledger: EngineLedger) -> dict[int, _KeptPrefix]:
 
 
 def _parents(ledger: EngineLedger, told: Prefixes) -> dict[int, int]:
-    """Those that were told, and what the tables of those who live show; those of several KV groups are not in order."""
+    """Return the parents that `told` has, and those that the tables of live requests show. Those of several KV groups
+    are not in order.
+    """
     parents = dict(told.parents)
     if len(ledger.description.groups) <= 1:
         hashes = ledger.state.hashes

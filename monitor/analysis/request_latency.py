@@ -42,7 +42,7 @@ class LatencyView(msgspec.Struct, frozen=True):
 
 
 def exact_latency(durations: Iterable[float], unit_s: float = 1.0) -> LatencyView | None:
-    """Return the percentiles of these durations, which are in units of so many seconds; None if there are none."""
+    """Return the percentiles of these durations, which are in units of so many seconds, or None if there are none."""
     ordered = sorted(durations)
     if not ordered:
         return None
@@ -51,7 +51,7 @@ def exact_latency(durations: Iterable[float], unit_s: float = 1.0) -> LatencyVie
 
 
 def histogram_latency(counts: Iterable[DurationCount]) -> LatencyView | None:
-    """Return the percentiles of requests that are known by the buckets they fell in; None if there are none."""
+    """Return the percentiles of requests that are known by their histogram buckets, or None if there are none."""
     merged: Counter[tuple[float, float]] = Counter()
     for lower, upper, requests in counts:
         merged[lower, upper] += requests

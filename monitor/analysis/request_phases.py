@@ -22,7 +22,7 @@ _BLOCK_CHANGES: Final = {
 
 
 class Phase(msgspec.Struct):
-    """One state of a request for one reason. Wall times in ns; blocks and tokens as they were at its end.
+    """One state of a request for one reason. Wall times in ns. Blocks and tokens are those at its end.
 
     computed: tokens computed in it, of which `recomputed` had been computed before and were lost.
     """
@@ -44,7 +44,9 @@ class Phase(msgspec.Struct):
 
 
 def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int) -> list[Phase]:
-    """The phases of request `number` by the events about it; the last one is not over, or lasts until `now_ns`."""
+    """Return the phases of request `number` by the events about it. The last one is not over, or lasts until
+    `now_ns`.
+    """
     life = RequestPhases(number)
     for _, at_ns, event in about:
         life.apply(event, at_ns)
@@ -68,7 +70,9 @@ class RequestPhases:
 
     @classmethod
     def joined(cls, record: RequestState, since_ns: int) -> RequestPhases:
-        """That of a request that was there before its first event: as it is, `since_ns` (wall)."""
+        """Return the phases of a request that existed before its first event: its current state since `since_ns`
+        (wall).
+        """
         life = cls(record.number)
         life._blocks = life._blocks_before = len(record.blocks)
         life._computed = life._most_computed = record.computed_tokens
@@ -142,5 +146,5 @@ class RequestPhases:
 
 
 def phase_names(phase: Phase) -> tuple[str, str]:
-    """Its state and its reason, by name; the reason is empty where there is none."""
+    """Return its state and its reason, by name. The reason is empty where there is none."""
     return name_of(Status, phase.status), "" if phase.cause == Cause.NONE else name_of(Cause, phase.cause)

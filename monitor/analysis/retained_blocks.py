@@ -1,8 +1,8 @@
-"""What was handed out in a window of time and never came back: who has it, since when and why.
+"""Blocks allocated in a window of time and not freed: which request has them, since when and why.
 
-The window is told from its batches, over the reference counts before it, which are those at its end with all that
-happened meanwhile undone. A stay begins when a block that nobody had gets an owner, and ends when the last one gives
-it back; each stay that begins in the window is over by its end, or is among those that are held.
+The window is replayed from its batches, over the reference counts before it. Those come from the counts at its end,
+with all events since undone. A residency begins when a free block gets an owner, and ends when the last owner frees it.
+Each residency that begins in the window is over by its end, or among those that are held.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_RETAINED_IDS: Final = 1_000
 
 class RetainedGroup(msgspec.Struct, frozen=True):
     """Blocks handed out in a window and not free by its end, that one owner has in one state for one reason. `since`:
-    when the first of them was; `ids` has the first of them. `owner` is empty where nobody is known to have them.
+    when the first of them was allocated. `ids` has the first of them. `owner` is empty where no owner is known.
     """
 
     owner: str
@@ -39,7 +39,7 @@ class RetainedGroup(msgspec.Struct, frozen=True):
 
 
 class LifetimeBucket(msgspec.Struct, frozen=True):
-    """How many blocks were in use for at most so long, and for longer than the bucket before says; None: any longer."""
+    """How many blocks were in use for at most this long, and for longer than the bucket before. None: any longer."""
 
     at_most_s: float | None
     blocks: int
@@ -53,7 +53,7 @@ class IdleFloorView(msgspec.Struct, frozen=True):
 
 
 class RetainedBlocksView(msgspec.Struct, frozen=True):
-    """What became of the blocks that were handed out in a window. `held`: not free by its end, the oldest first.
+    """The fate of the blocks that were allocated in a window. `held`: not free by its end, the oldest first.
 
     allocated    times that a block was handed out, or taken over from the prefix cache with nobody having it
     freed        of these, given back within the window; `lifetimes` says after how long
@@ -145,7 +145,7 @@ def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[RetainedGroup]
 
 
 def _holder(ledger: EngineLedger, block: int) -> tuple[int, str, str]:
-    """The liveliest that has it, by number (-1: nobody known), with its state and the reason that it has it for."""
+    """Return the most active holder, by number (-1: none known), with its state and the reason that it has it for."""
     state = ledger.state
     owners = [state.requests[number] for number in state.owners(block) if number in state.requests]
     for record in sorted(owners, key=lambda r: (r.is_finished, not r.is_running, r.since_ns)):
@@ -169,7 +169,7 @@ def _buckets(stays: Histogram) -> list[LifetimeBucket]:
 
 
 def _floor_views(ledger: EngineLedger, since_ns: int) -> list[IdleFloorView]:
-    """What stayed in use at each drain, as far as the points of the window tell."""
+    """Return the blocks that stayed in use at each drain, as far as the points of the window show."""
     floors, before = IdleFloors(), None
     for point in ledger.points:
         if point.at_ns < since_ns:

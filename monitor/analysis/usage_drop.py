@@ -1,4 +1,4 @@
-"""What made usage fall, or throughput vanish, in a window of time: every block that became free, by reason.
+"""Explains a drop of usage, or of throughput, in a window of time: every block that became free, by reason.
 
 The window is made of whole batches, since each carries the engine's own count of used blocks: what was used before,
 less what became free, plus what was taken, is what was used after, or the difference is named. Reference counts before
@@ -25,7 +25,9 @@ MOST_PREEMPTIONS: Final = 200
 
 
 class FreedBlocks(msgspec.Struct):
-    """What was given back for one reason: blocks that became free by it, references that left others, by whom."""
+    """Blocks and references freed for one reason: blocks that became free by it, references that left others, by
+    request.
+    """
 
     reason: str
     blocks: int = 0
@@ -34,7 +36,9 @@ class FreedBlocks(msgspec.Struct):
 
 
 class PreemptedRequest(msgspec.Struct, frozen=True):
-    """A preemption: who lost so many blocks and computed tokens, to whom (empty: to nobody in particular), and why."""
+    """A preemption: the request that lost this many blocks and computed tokens, the request that got them (empty: none
+    in particular), and the reason.
+    """
 
     victim: str
     beneficiary: str
@@ -44,7 +48,7 @@ class PreemptedRequest(msgspec.Struct, frozen=True):
 
 
 class WindowWork(msgspec.Struct):
-    """What was done in a stretch of time."""
+    """The work done in a window of time."""
 
     seconds: float
     steps: int = 0
@@ -64,7 +68,7 @@ class UsageLevel(msgspec.Struct, frozen=True):
 
 class UsageFall(msgspec.Struct, kw_only=True):
     """How usage fell furthest in a window of an engine's past, and what was done meanwhile. Counts of blocks and of
-    requests are None where the engine said none.
+    requests are None where the engine reported none.
     """
 
     engine: str
@@ -85,7 +89,7 @@ class UsageFall(msgspec.Struct, kw_only=True):
 
 
 class UsageDrop(UsageFall, kw_only=True):
-    """The same, with all that was taken and given back in the window, by whom."""
+    """The same, with all blocks taken and freed in the window, by request."""
 
     is_complete: bool
     """Whether all of its batches are still kept."""
@@ -94,7 +98,7 @@ class UsageDrop(UsageFall, kw_only=True):
     allocated: int
     allocated_to: list[str]
     unexplained_blocks: int | None
-    """Used blocks at the end beyond what was used, taken and freed explains; 0 unless events were lost."""
+    """Used blocks at the end beyond what was used, taken and freed explains. It is 0 unless events were lost."""
     preempted: list[PreemptedRequest]
     preemptions: int
     admitted: int
@@ -105,7 +109,9 @@ class UsageDrop(UsageFall, kw_only=True):
 
 
 def steepest_fall(points: Sequence[Point], window_s: float) -> int:
-    """In the middle of which window (wall ns) usage fell furthest; the last moment if it never did."""
+    """Return the centre of the window (wall ns) in which usage fell furthest, or the last sample's time if it never
+    did.
+    """
     window_ns, best, at_ns = window_s * 1e9, 0, points[-1].at_ns if points else 0
     used = [_used_at(point) for point in points]
     highest: deque[int] = deque()  # of the window's points, each higher than all that follow
@@ -122,7 +128,7 @@ def steepest_fall(points: Sequence[Point], window_s: float) -> int:
 
 
 def usage_fall(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageFall:
-    """Of the `window_s` seconds around `at_ns` (wall)."""
+    """Return the fall within the `window_s` seconds around `at_ns` (wall)."""
     since_ns, until_ns = _ends(at_ns, window_s)
     batches = _of_this_life(ledger)
     window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
@@ -151,7 +157,7 @@ def usage_fall(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageFall:
 
 
 def usage_drop(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageDrop:
-    """Of the `window_s` seconds around `at_ns` (wall)."""
+    """Return the drop within the `window_s` seconds around `at_ns` (wall)."""
     fell = usage_fall(ledger, at_ns, window_s)
     since_ns, until_ns = _ends(at_ns, window_s)
     batches = _of_this_life(ledger)
@@ -195,7 +201,7 @@ def _last_before(batches: Sequence[Batch], at_ns: int) -> Batch | None:
 
 
 def _queues(point: Point | None) -> tuple[int | None, int | None]:
-    """Running and waiting requests."""
+    """Return the numbers of running and waiting requests."""
     return (point.running, point.waiting) if point is not None else (None, None)
 
 
@@ -209,7 +215,7 @@ def _used_of(batch: Batch) -> int | None:
 
 
 def _used_before(before: Batch | None, window: Sequence[Batch]) -> int | None:
-    """By the last batch before a window; nothing was where a life begins in it."""
+    """Return the used blocks by the last batch before a window, or 0 where an epoch begins in it."""
     if before is not None:
         return _used_of(before)
     return 0 if window and window[0].sequence == 0 else None
@@ -225,7 +231,7 @@ def _level(point: Point | None) -> UsageLevel | None:
 
 
 def _deepest(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
-    """The deepest fall: from where to where."""
+    """Return the deepest fall: its first and its last point."""
     deepest: tuple[int, Point, Point] | None = None
     highest: Point | None = None
     for point in points:
@@ -248,7 +254,7 @@ def _point_at(points: Iterable[Point], at_ns: int) -> Point | None:
 
 def _freed_between(ledger: EngineLedger, batches: Sequence[Batch], from_ns: int, to_ns: int) -> Counter[str]:
     """Blocks that became free in the batches packed after `from_ns` and until `to_ns` (wall), by reason. `batches` are
-    all there were until now; what happened in them is undone one event after another.
+    all batches until now. Their events are undone one after another.
     """
     refs, freed = list(ledger.state.refs), Counter[str]()
     for batch in reversed(batches):
@@ -266,7 +272,7 @@ def _freed_between(ledger: EngineLedger, batches: Sequence[Batch], from_ns: int,
 
 
 def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
-    """The reference count of each block before these batches, which are all there were until now."""
+    """Return the reference count of each block before these batches, which are all there were until now."""
     refs = list(ledger.state.refs)
     for batch in batches:
         ids = batch.ids.cast("i").tolist()
@@ -281,7 +287,7 @@ def references_before(ledger: EngineLedger, batches: list[Batch]) -> list[int]:
 
 
 USAGE_CHANGES: Final[dict[int, int]] = {Kind.ALLOCATED: 1, Kind.REUSED: 1, Kind.RELEASED: -1, Kind.RECLAIMED: -1}
-"""What an event does to the reference count of each of its blocks."""
+"""The change of the reference count of each block that an event names."""
 _REPORTED: Final = frozenset((*USAGE_CHANGES, Kind.PREEMPTED, Kind.ADMITTED, Kind.FINISHED, Kind.ALLOCATION_FAILED))
 _STEPS: Final = frozenset((Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED))
 
@@ -373,7 +379,7 @@ def _work(ledger: EngineLedger, batches: list[Batch], since_ns: int, until_ns: i
 
 
 def _usage_steps(batch: Batch) -> Iterator[tuple[int, list[int]]]:
-    """The launches and ends of steps, with their args: few among many events."""
+    """Yield the launches and ends of steps, with their args: few among many events."""
     runs, args = batch.runs.cast("i").tolist(), batch.args.cast("q")
     for index, kind in enumerate(runs[::5]):
         if kind in _STEPS:

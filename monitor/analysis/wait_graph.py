@@ -55,8 +55,8 @@ NOT_POLLED_S: Final = 3.0
 class WaitHolder(NamedTuple):
     """One that holds what a request waits for.
 
-    name: a request's id, or what it is. number: of a request; -1 if it is none. blocks: of the pool, that it holds.
-    still_s: seconds without progress in `unit`. moves: whether it made progress when it last could; None: not known.
+    name: a request's id, or what it is. number: of a request (-1 if it is none). blocks: of the pool, that it holds.
+    still_s: seconds without progress in `unit`. moves: whether it made progress when it last could (None: not known).
     """
 
     kind: HolderKind
@@ -69,7 +69,9 @@ class WaitHolder(NamedTuple):
 
 
 class WaitsFor(NamedTuple):
-    """What one request waits for. amount: how much of the resource it lacks; 0 where that is not counted."""
+    """The resource that one request waits for. amount: how much of the resource it lacks, 0 where that is not
+    counted.
+    """
 
     request: str
     number: int
@@ -88,13 +90,13 @@ class WaitGraph:
         self._running: tuple[WaitHolder, ...] | None = None
 
     def waits_for(self, record: RequestState) -> WaitsFor | None:
-        """Return what a request waits for; None for one that runs or has ended."""
+        """Return what a request waits for, or None for one that runs or has ended."""
         if record.number not in self._edges:
             self._edges[record.number] = self._edge(record)
         return self._edges[record.number]
 
     def cycle_of(self, record: RequestState) -> list[str]:
-        """Return the requests of a cycle that this one is in, in order; empty if it is in none.
+        """Return the requests of a cycle that this one is in, in order, or an empty list if it is in none.
 
         A request is in a cycle if, for each way out of its wait, the holder waits in turn for this request or for
         another of the cycle, and nothing outside the cycle moves.
@@ -157,7 +159,7 @@ class WaitGraph:
         return WaitsFor(record.id, record.number, resource, amount, holders)
 
     def _outside(self, record: RequestState) -> WaitsFor | None:
-        """What it waits for if that is not the scheduler's to give."""
+        """Return what it waits for if the scheduler does not control it."""
         ledger, waits = self.ledger, self.ledger.outside_waits
         if record.status == Status.RECEIVED:
             return self._made(record, "front-end", 0, WaitHolder("client", "the front end"))
@@ -210,7 +212,9 @@ class WaitGraph:
         )
 
     def of_request(self, record: RequestState) -> WaitHolder:
-        """A living request. A running one moves if it got tokens in the last step that completed, or since."""
+        """Return a live request as a holder. A running one moves if it got tokens in the last step that completed, or
+        since.
+        """
         ledger = self.ledger
         if not record.is_running:
             still_s = ledger.age_s(record.since_ns)
@@ -239,10 +243,10 @@ class WaitGraph:
         return WaitHolder(kind, name, number, blocks, unit, still_s, moves)
 
     def _polled(self, moves: bool | None) -> bool | None:
-        """What a connector that is not asked has done is not taken in."""
+        """Return None if the engine does not poll its connector, since its progress is then not processed."""
         return False if self.ledger.unpolled_s() > NOT_POLLED_S else moves
 
 
 def _keeps_pace(history: WaitHistory, still_s: float, blocks: int) -> bool | None:
-    """Whether a wait is no longer than the longest that ended; None where none has."""
+    """Whether a wait is no longer than the longest that ended, or None where none has."""
     return still_s <= history.longest_s(blocks) or None if history.ended else None

@@ -1,4 +1,5 @@
-"""What a request waits for, who has it, and what those wait for in turn: the tree from a waiting request to its roots.
+"""The wait tree: what a request waits for, who has it, and what those wait for in turn, from a waiting request to its
+roots.
 
 request r-9, WAITING for 12 s: lacks 8 blocks (needs 18, 10 free)
 ├ 64 blocks: the KV connector, which keeps them for 1 request that ended (r-1) and waits for a completion, 27 s at most
@@ -24,9 +25,9 @@ MAX_WAIT_HOLDERS: Final = 5
 
 class Wait(msgspec.Struct, frozen=True):
     """One that is waited for, or waits: what it is, how many blocks would come back if it gave its own up, and what it
-    waits for itself. Those who could give most stand first; one that waits for nothing is a root. `request`: its id, if
-    it is one. resource: what it waits for. still_s: for how long it has shown no progress, as far as that is known, and
-    moves: whether it made progress when it last could.
+    waits for itself. The holders that could free most stand first. A holder that waits for nothing is a root.
+    `request`: its id, if it is one. resource: what it waits for. still_s: for how long it has shown no progress, as far
+    as that is known, and moves: whether it made progress when it last could.
     """
 
     text: str
@@ -39,7 +40,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 def wait_of(ledger: EngineLedger, record: RequestState) -> Wait:
-    """The tree under `record`. One that waits for nothing is a tree of itself."""
+    """Return the tree under `record`. One that waits for nothing is a tree of itself."""
     return _of_request(WaitGraph(ledger), record, ())
 
 
@@ -87,7 +88,7 @@ def _wait_root(text: str, blocks: int, holder: WaitHolder, request: str = "") ->
 
 
 def progress_text(holder: WaitHolder) -> str:
-    """Describe the progress that a holder does not make; empty while it moves, or where nothing shows it."""
+    """Describe the progress that a holder does not make, or empty while it moves, or where nothing shows it."""
     still = duration(holder.still_s)
     if holder.moves or not holder.unit:
         return ""
@@ -103,7 +104,7 @@ def progress_text(holder: WaitHolder) -> str:
 
 
 def _needs(graph: WaitGraph, record: RequestState, above: tuple[int, ...]) -> tuple[str, list[Wait]]:
-    """What a waiting request needs to go on, in words, and who stands in its way."""
+    """Return the needs of a waiting request, in words, and the holders of its blocks."""
     ledger, edge = graph.ledger, graph.waits_for(record)
     if edge is None:
         return "", []
@@ -162,7 +163,7 @@ def _holders(graph: WaitGraph, above: tuple[int, ...]) -> list[Wait]:
 
 
 def _of_the_ended(graph: WaitGraph) -> list[Wait]:
-    """Those who keep blocks of requests that have ended, and blocks without an owner."""
+    """Yield the keepers of blocks of requests that have ended, and blocks without an owner."""
     ledger = graph.ledger
     state = ledger.state
     waits = []

@@ -59,7 +59,7 @@ class AgentAnswers:
         self._waiting = 0
 
     def close(self) -> None:
-        """Take no more questions. Those that are being answered end by themselves."""
+        """Take no more questions. A question in progress ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def serve(self, client: Client) -> None:

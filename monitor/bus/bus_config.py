@@ -1,4 +1,4 @@
-"""What `--nats` and its companions ask for, checked before anything connects."""
+"""The settings that `--nats` and its companions give, checked before anything connects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class BusConfig:
 
 
 def bus_config(value: Callable[[str], Any], *, share: bool = False, **place: str) -> BusConfig:
-    """Return the configuration that settings ask for; `value` returns one by its key. `place`: zone and node.
+    """Return the configuration that settings ask for. `value` returns one by its key. `place`: zone and node.
 
     Raises ValueError.
     """

@@ -43,7 +43,7 @@ NATS_ERRORS: Final = (Error, OSError, TimeoutError, ssl.SSLError)
 
 
 class StreamFull(Exception):
-    """The stream takes no more. The message says which and what to do."""
+    """The stream takes no more. The message names the stream and the remedy."""
 
 
 class StreamMessage(NamedTuple):
@@ -157,8 +157,8 @@ async def publish_once(streams: JetStreamContext, subject: str, body: bytes, id:
 async def follow(
     streams: JetStreamContext, stream: str, subject: str, *, last_per_subject: bool
 ) -> AsyncIterator[list[StreamMessage]]:
-    """Yield what is stored and what follows, in order and without gaps, for good; an empty list when there is nothing
-    new. Over lost connections and servers it goes on behind the last message.
+    """Yield what is stored and what follows, in order and without gaps, without an end. An empty list means that
+    nothing is new. Over lost connections and servers it goes on behind the last message.
 
     last_per_subject: begin with the last message of each subject.
     """
@@ -220,7 +220,7 @@ async def _fetched(consumer: JetStreamContext.PullSubscription) -> list[StreamMe
 
 
 async def compare_and_put(streams: JetStreamContext, bucket: str, key: str, value: bytes, revision: int) -> int:
-    """Write a key if its last revision still is `revision` (0: it does not exist), and return the new revision; 0 if
+    """Write a key if its last revision still is `revision` (0: it does not exist). Return the new revision, or 0 if
     another was quicker. An empty value deletes the key. Raises NATS_ERRORS.
     """
     headers = {api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}

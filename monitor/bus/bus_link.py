@@ -50,7 +50,7 @@ from kvscope.monitor.schema import EngineView
 logger = logging.getLogger(__name__)
 
 POINT_EVERY_S: Final = 5.0
-"""A fleet view needs no more; the agent's own history has a point of every batch."""
+"""A fleet view needs no more. The agent's own history has a point of every batch."""
 STRIP_POINTS: Final = round(STRIP_BUCKETS * STRIP_BUCKET_S / POINT_EVERY_S)
 SEND_MESSAGES: Final = 64
 """Sent together, each acknowledged by itself."""
@@ -64,8 +64,9 @@ NOT_YET: Final = "no connection yet"
 class BusLink(BusThread):
     """Publishes what `watch` finds for `config.tenant`. `path` is the spool's file (None: in memory).
 
-    share: how the engines of leases begin and end here; None if every engine is this agent's own. extras: questions of
-    hubs beside those of `Query`. Raises ValueError if the spool cannot be used, or for credentials that cannot be read.
+    share: how the engines of leases begin and end here, or None if every engine is this agent's own. extras: questions
+    of hubs beside those of `Query`. Raises ValueError if the spool cannot be used, or for credentials that cannot be
+    read.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class BusLink(BusThread):
         self._strips: dict[str, deque[tuple[int, float | None]]] = {}
 
     def stop(self) -> None:
-        """Send what is left for a moment, hand the leases over, and disconnect. What is not sent stays in the spool."""
+        """Send what is left for a moment, hand the leases over, and disconnect. Unsent messages stay in the spool."""
         super().stop()
         self._answers.close()
         self.spool.close()
@@ -107,7 +108,7 @@ class BusLink(BusThread):
     def put(self, transitions: Sequence[Transition]) -> None:
         """Take transitions. When this returns they are in the spool, or kept for the next call if it cannot be written.
 
-        Those of an engine whose lease this agent may have lost wait until that is known.
+        Transitions of an engine wait while its lease is in doubt.
         """
         with self._put_lock:
             self._unspooled += transitions
@@ -158,7 +159,7 @@ class BusLink(BusThread):
     # ---------------------------------------------------------------- the thread
 
     async def before(self) -> None:
-        """Take points; while NATS is away they wait in the spool."""
+        """Take points. While NATS is away they wait in the spool."""
         while True:
             with suppress(sqlite3.Error):  # the next ones are as good
                 self.spool.put(await asyncio.to_thread(self._points))
@@ -176,7 +177,7 @@ class BusLink(BusThread):
                 tasks.create_task(self._forever(self.leases.turn, streams, LEASE_TURN_S))
 
     async def _greet(self, streams: JetStreamContext) -> None:
-        """Go on with the findings that are open on the bus of each engine that is new here, after a restart, say."""
+        """Go on with the open findings on the bus for each engine that is new here, after a restart for example."""
         engines = set(self._watch.fleet.engines)
         self._greeted &= engines
         for engine in engines - self._greeted:
@@ -203,7 +204,7 @@ class BusLink(BusThread):
     async def _forever(
         self, call: Callable[[JetStreamContext], Awaitable[object]], streams: JetStreamContext, pause_s: float
     ) -> None:
-        """Call over and over; what fails is reported and tried again."""
+        """Call again and again. A failure is reported, and the next call follows."""
         while True:
             try:
                 is_more = await call(streams)
@@ -213,7 +214,7 @@ class BusLink(BusThread):
                 await asyncio.sleep(PAUSE_S)
 
     async def _send(self, streams: JetStreamContext) -> bool:
-        """Send a batch of the spool; whether there was one. Raises the first error, after all have ended."""
+        """Send a batch of the spool. Return whether the spool had one. Raises the first error, after all have ended."""
         batch = self.spool.batch(SEND_MESSAGES)
         if not batch:
             if not self.is_connected:

@@ -1,7 +1,7 @@
-"""What travels: points, transitions of findings and annotations, as JSON with a version.
+"""The messages: points, transitions of findings and annotations, as JSON with a version.
 
 A reader skips fields that it does not know and refuses a newer major version (NewerBus). Fields are only appended, each
-with a default; anything else raises BUS_MAJOR. docs/bus.schema.json is the schema.
+with a default. Any other change raises BUS_MAJOR.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TooLong(ContractError):
 class PointMessage(msgspec.Struct, frozen=True, kw_only=True):
     """An engine as it was at one time, and the ids of its open findings. Times are wall ns.
 
-    zone, node: where the agent is, if it was told. usage: the strip of the last ten minutes (fleet_schema.py).
+    zone, node: the location of the agent, if configured. usage: the strip of the last ten minutes (fleet_schema.py).
     """
 
     id: str
@@ -113,7 +113,7 @@ def finding_message(transition: Transition, agent: str) -> FindingMessage:
 
 
 def encode_message(message: BusMessage) -> bytes:
-    """Return the message as bytes; of one that is too long, without what it lists. Raises TooLong."""
+    """Return the message as bytes. A message that is too long goes without its lists. Raises TooLong."""
     payload = _BUS_ENCODER.encode(message)
     if len(payload) > limits.BUS_PAYLOAD_BYTES:
         payload = _BUS_ENCODER.encode(_without_lists(message))

@@ -73,7 +73,7 @@ class BusSpool(KeptDatabase):
         self.messages, self.bytes = row["messages"], round(row["bytes"])
 
     def put(self, messages: Sequence[BusMessage], *, is_sure: bool = True) -> None:
-        """Keep messages to be sent, in order; one that is there already changes nothing. Beyond the bound the oldest
+        """Keep messages to send, in order. A message that is there already changes nothing. Beyond the bound the oldest
         points go first, then what else is oldest. A finding that is open on the bus does not fire there again.
         """
         try:
@@ -171,7 +171,9 @@ class BusSpool(KeptDatabase):
             database.execute("UPDATE spool SET is_sure = 1 WHERE engine = ? AND is_sure = 0", (engine,))
 
     def discard(self, engine: str) -> int:
-        """Give up what was found about an engine while another agent held its lease; how many messages."""
+        """Drop the findings about an engine from a time when another agent held its lease. Return the number of
+        messages.
+        """
         with self.writing() as database:
             rows = database.execute(
                 "SELECT sequence, kind FROM spool WHERE engine = ? AND is_sure = 0", (engine,)

@@ -73,7 +73,7 @@ def stream_configs(tenant: str, replicas: int, most_bytes: int = DEFAULT_STREAM_
 async def make_streams(
     stream_api: JetStreamContext, tenant: str, replicas: int, most_bytes: int = DEFAULT_STREAM_BYTES
 ) -> list[str]:
-    """Make or update a tenant's streams; what was done, a line for each. Raises nats.errors.Error."""
+    """Make or update a tenant's streams. Return a line for each change. Raises nats.errors.Error."""
     done = []
     for config in stream_configs(tenant, replicas, most_bytes):
         assert config.name is not None

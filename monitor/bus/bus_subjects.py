@@ -17,7 +17,7 @@ KINDS: Final[tuple[BusKind, ...]] = ("point", "finding", "annotation")
 
 SUBJECT_PREFIX: Final = "kvscope.v1"
 MAX_TOKEN_CHARS: Final = 200
-"""Of an engine's name in a subject. A longer one is replaced by its hash."""
+"""Bound of an engine's name in a subject. A longer one is replaced by its hash."""
 
 
 def subject_token(name: str) -> str:
@@ -32,7 +32,7 @@ def short_hash(text: str) -> str:
 
 
 def subject_of(tenant: str, kind: BusKind, engine: str, message: str = "") -> str:
-    """Return the subject of a message about an engine; `message` is its id if each one is kept."""
+    """Return the subject of a message about an engine. `message` is its id if each one is kept."""
     return ".".join(filter(None, (SUBJECT_PREFIX, tenant, kind, subject_token(engine), message)))
 
 

@@ -25,7 +25,7 @@ CANCEL_AGAIN_S: Final = 0.5
 
 
 class ClosedByServer(Exception):
-    """The client gave up for good, as it does when credentials expire. The next connection reads them anew."""
+    """The client gave up for good, as it does when credentials expire. The next connection reads them again."""
 
 
 class BusThread:
@@ -69,7 +69,7 @@ class BusThread:
         """Run beside everything else, connected or not."""
 
     async def work(self, streams: JetStreamContext) -> None:
-        """Run while connected; never return."""
+        """Run while connected, and never return."""
         raise NotImplementedError
 
     async def finish(self, streams: JetStreamContext) -> None:

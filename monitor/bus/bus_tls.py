@@ -9,7 +9,7 @@ from kvscope.monitor.bus.bus_config import BusConfig
 
 
 class RenewedContext(ssl.SSLContext):
-    """Reads its files anew at each handshake, so that a renewed certificate needs no restart."""
+    """Reads its files at each handshake, so that a renewed certificate needs no restart."""
 
     config: BusConfig
 

@@ -42,7 +42,7 @@ class FleetFold:
         self.points: dict[str, PointMessage] = {}
         self.annotations: OrderedDict[str, AnnotationMessage] = OrderedDict()
         self.unreadable: OrderedDict[str, int] = OrderedDict()
-        """Why messages could not be read, and how many of each kind of reason; the latest reasons are kept."""
+        """Why messages were unreadable, and how many of each kind. Only the latest reasons remain."""
         self.unreadable_total = 0
         self.findings_version = 0
         """Changes with each transition that counts."""
@@ -51,7 +51,7 @@ class FleetFold:
         self._most_findings = most_findings
 
     def take(self, kind: str, payload: bytes) -> BusMessage | None:
-        """Fold in the message in `payload`; None for one that cannot be read, which is counted with its reason."""
+        """Fold in the message in `payload`. Return None for an unreadable one, after counting it with its reason."""
         try:
             message = decode_message(kind, payload)
         except ContractError as error:
@@ -89,8 +89,8 @@ class FleetFold:
             self._resolved.popitem(last=False)
 
     def open_findings(self, engine: str = "") -> list[Finding]:
-        """Return the findings that fire, of one engine or of all; those with a code that this release lacks are not
-        among them. Each call makes them anew.
+        """Return the firing findings of one engine or of all, without those whose code this release lacks. Each call
+        makes new ones.
         """
         latest: dict[Place, Finding] = {}
         for message in sorted(self._open.values(), key=lambda each: each.transition.at_ns):
@@ -109,7 +109,7 @@ class FleetFold:
         }
 
     def finding(self, id: str) -> Finding | None:
-        """Return the finding of an id, open or over; None if it is not known."""
+        """Return the finding of an id, open or over, or None if it is not known."""
         message = self._open.get(id) or self._resolved.get(id)
         if message is None or message.transition.judgement.code not in catalogue():
             return None

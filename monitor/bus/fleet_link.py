@@ -33,7 +33,9 @@ from kvscope.monitor.errors import Unreachable
 from kvscope.monitor.events import limits
 
 LATE_AGENT_S: Final = 15.0
-"""An agent that wrote nothing for so long, three points and a lease, may be gone: it is waited for LATE_TIMEOUT_S."""
+"""An agent that wrote nothing for this long (three points and a lease) may be gone. Callers wait for it for
+LATE_TIMEOUT_S.
+"""
 LATE_TIMEOUT_S: Final = 2.0
 MARGIN_S: Final = 2.0
 STATUS_HEADER: Final = "Status"
@@ -52,7 +54,7 @@ class BusCompanion(Protocol):
         ...
 
     async def keep(self, streams: JetStreamContext) -> None:
-        """Run while connected; never return."""
+        """Run while connected, and never return."""
         ...
 
     async def hand_over(self, streams: JetStreamContext) -> None:
@@ -69,7 +71,7 @@ class FleetLink(FleetReader):
         self.asked: Counter[str] = Counter()
         """Questions by outcome: ok, a refusal, or unanswered."""
         self.companion: BusCompanion | None = None
-        """What else uses the connection; set before it starts."""
+        """Another user of the connection, set before it starts."""
         self._silent: dict[str, str] = {}
         """Why agents did not answer when they were asked last."""
         self._open_questions = 0
@@ -110,7 +112,7 @@ class FleetLink(FleetReader):
                         self.companion.take_record(key, message)
 
     def receive_record(self, key: str, message: StreamMessage) -> None:
-        """Take a record of the bucket; one that cannot be read, or of a newer version, changes nothing."""
+        """Take a record of the bucket. An unreadable record, or one of a newer version, changes nothing."""
         kind = {"agent": AgentRecord, "engine": LeaseRecord}.get(key.partition(".")[0])
         if kind is None or not message.body:
             return
@@ -175,8 +177,8 @@ class FleetLink(FleetReader):
         raise REFUSED_WITH.get(outcome, Unreachable)(f"agent {agent}: {text}" if outcome == "refused" else text)
 
     async def _exchange(self, client: Client, agent: str, asked: QuestionMessage) -> tuple[str, bytes]:
-        """Send a question and put the parts of its answer together; its outcome and its bytes. Raises NATS_ERRORS and
-        Unreachable.
+        """Send a question and put the parts of its answer together. Return its outcome and its bytes. Raises
+        NATS_ERRORS and Unreachable.
         """
         replies = await client.subscribe(client.new_inbox())
         parts: list[bytes] = []

@@ -24,7 +24,7 @@ class FleetOwners:
         self._seen_s: dict[str, float] = {}
 
     def take(self, engine: str, agent: str, stored_s: float) -> None:
-        """Take the agent of a lease or point; an empty name is a lease that was handed over."""
+        """Take the agent of a lease or point. An empty name means that the agent handed the lease over."""
         before = self._owners.get(engine)
         if agent and (before is None or stored_s >= before.known_s):
             self._owners[engine] = EngineOwner(agent, stored_s)

@@ -52,7 +52,7 @@ class FleetReader(BusThread):
         return max(0.0, time.time() - self._stored_s.get(engine, 0.0))
 
     def received(self, taken: BusMessage, message: StreamMessage) -> None:
-        """Note a message that was folded in; for subclasses."""
+        """Note a message that was folded in. For subclasses."""
 
     async def work(self, streams: JetStreamContext) -> None:
         """Follow both streams."""
@@ -100,5 +100,5 @@ async def _read_fleet(config: BusConfig) -> FleetFold:
 
 
 def _kind_of(subject: str) -> str:
-    """Return the kind of a message by its subject, kvscope.v1.TENANT.KIND.…"""
+    """Return the kind of a message by its subject, kvscope.v1.TENANT.KIND and so on."""
     return subject.split(".")[3]

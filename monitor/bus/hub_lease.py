@@ -18,7 +18,7 @@ ALERTS_KEY: Final = "hub.alerts"
 
 
 class SentUpTo(msgspec.Struct, frozen=True):
-    """What a receiver was sent: every transition up to a sequence of the stream, and some `beyond` it."""
+    """The transitions that a receiver was sent: all up to a sequence of the stream, and some `beyond` it."""
 
     sequence: int = 0
     beyond: list[int] = []
@@ -51,7 +51,7 @@ class HubLease:
         return self._record
 
     def receive(self, record: HubRecord, revision: int, now_s: float) -> None:
-        """Take the record as it is stored."""
+        """Take the record from the bucket."""
         if revision <= self._revision:
             return
         self._record, self._revision, self._received_s = record, revision, now_s

@@ -60,7 +60,7 @@ Annotate = Callable[[str, AnnotationKind, str], None]
 
 
 class LeaseKeeper:
-    """The leases of this run of an agent; `spool` holds back what is found while a lease is in doubt."""
+    """The leases of this run of an agent. `spool` holds findings back while a lease is in doubt."""
 
     def __init__(
         self, config: BusConfig, instance: str, spool: BusSpool, share: ShareEngines, annotate: Annotate

@@ -32,7 +32,7 @@ and over moves nothing."""
 MOVE_EVERY_S: Final = 2.0
 """Between two engines that an agent hands over, so that a fleet does not move all at once."""
 FORGET_S: Final = 86_000.0
-"""The bucket drops a record after a day; a little before that its revision no longer counts."""
+"""The bucket drops a record after a day. A little before that its revision no longer counts."""
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Lease(NamedTuple):
 
 
 class LeaseStep(NamedTuple):
-    """What to do about a target: write its lease if it still has `revision`."""
+    """A write to make for a target, if its lease still has `revision`."""
 
     action: Literal["acquire", "renew", "hand-over"]
     target: str
@@ -134,7 +134,7 @@ class LeaseTable:
         self._agents[record.agent] = _Agent(record, since_s, now_s)
 
     def receive_lease(self, key: str, record: LeaseRecord, revision: int, now_s: float) -> str:
-        """Take a lease as it is stored; the target that this agent has lost by it, empty if none."""
+        """Take a lease from the bucket. Return the target that this agent has lost by it, or an empty string."""
         before = self._leases.get(key)
         if before is not None and revision <= before.revision:
             return ""
@@ -148,7 +148,7 @@ class LeaseTable:
     # ---------------------------------------------------------------- what to do
 
     def steps(self, now_s: float, changed: Collection[str] = ()) -> list[LeaseStep]:
-        """Return what to write now: renewals first. Those of `changed` targets do not wait."""
+        """Return what to write now: renewals first. Changed targets (`changed`) do not wait."""
         steps = []
         for target, renewed_s in self._held.items():
             revision = self._leases[self.keys[target]].revision

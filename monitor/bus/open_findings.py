@@ -22,7 +22,7 @@ class LeftBehind(NamedTuple):
 
 
 async def left_behind(streams: JetStreamContext, tenant: str, engine: str, spool: BusSpool) -> LeftBehind:
-    """Return where the last agent left an engine; position (0, -1) if no point has one.
+    """Return where the last agent left an engine, with position (0, -1) if no point has one.
 
     Raises NATS_ERRORS and sqlite3.Error.
     """
@@ -38,7 +38,7 @@ async def left_behind(streams: JetStreamContext, tenant: str, engine: str, spool
 
 
 async def open_on_bus(streams: JetStreamContext, tenant: str, engine: str, spool: BusSpool) -> list[Finding]:
-    """Return the findings of an engine that fire by the stream's word; `spool` will not send that they fire again.
+    """Return the findings of an engine that fire according to the stream. `spool` will not send that they fire again.
 
     Raises NATS_ERRORS and sqlite3.Error.
     """

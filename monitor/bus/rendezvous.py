@@ -17,5 +17,5 @@ def ranked(engine: str, agents: Iterable[str]) -> list[str]:
 
 
 def _agent_weight(engine: str, agent: str) -> bytes:
-    """Return a hash of both names; the byte between them occurs in neither."""
+    """Return a hash of both names. The byte between them occurs in neither."""
     return hashlib.blake2b(f"{engine}\0{agent}".encode(), digest_size=8).digest()

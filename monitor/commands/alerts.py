@@ -1,4 +1,4 @@
-"""`monitor alerts`: whether they arrive, and what to hush."""
+"""`monitor alerts`: deliveries, tests and silences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`monitor bundle`: a support bundle that names nobody."""
+"""`monitor bundle`: an anonymized support bundle."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _sides(before: str, after: str | None, windows: list[Window]) -> list[tuple[str, Span]]:
-    """What is compared with what."""
+    """Return the two sides of the comparison."""
     if after is not None:
         if len(windows) not in (0, 2):
             raise ValueError("of two recordings give two windows, the first of the first, or none")
@@ -101,7 +101,7 @@ def _end_of(target: str) -> int:
 
 
 def _measured_window(target: str, span: Span, settings: Settings) -> WindowStats:
-    """That span of the one engine of a recording; what came before is folded in, and not counted."""
+    """Return that span of the one engine of a recording. Earlier events are folded in, and not counted."""
     watch = Pipeline(settings)
     engines = watch.fleet.engines
     measured: dict[str, WindowMeter] = {}

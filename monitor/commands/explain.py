@@ -116,7 +116,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _told(query: Query, engines: Sequence[str], thing: str, name: str) -> RequestDetail | BlockDetail | EventReport:
-    """What is known of it, by the first of the engines that knows anything."""
+    """Return its details from the first of the engines that has any."""
     if thing == "event":
         return event_at(query, engines, name)
     last_error: NotKnown | None = None

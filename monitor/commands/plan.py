@@ -133,14 +133,16 @@ def _plan_request(parsed: argparse.Namespace, by_name: bool) -> PlanRequest:
 
 
 def _config(parsed: argparse.Namespace) -> Mapping[str, Any] | None:
-    """The configuration of a model in a file; None for one that is known by name, and where no model is given."""
+    """Return the configuration of a model in a file, or None for one that is known by name, and where no model is
+    given.
+    """
     if parsed.model is None or (known_model(parsed.model) is not None and not Path(parsed.model).exists()):
         return None
     return _read_json(_config_path(parsed.model))
 
 
 def _measured_plan(parsed: argparse.Namespace, request: PlanRequest, config: Mapping[str, Any] | None) -> CapacityPlan:
-    """The plan with the load of the engine at `--from`, and its pool where no model is given."""
+    """Return the plan with the load of the engine at `--from`, and its pool where no model is given."""
     observation = observe(
         parsed.source, Settings(), timeout_s=parsed.timeout, watch_s=MEASURED_FOR_S, token=parsed.token
     )
@@ -191,7 +193,7 @@ def _read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> Mapping[str, Any]:
 
 
 def _budget_of_log(parsed: argparse.Namespace, request: PlanRequest) -> MemoryBudget | None:
-    """The memory breakdown of `--log`; None without one, or where it states less than the flags do."""
+    """Return the memory breakdown of `--log`, or None without one, or where it states less than the flags do."""
     if parsed.log is None:
         return None
     report = bill_in_log(parsed.log)
@@ -214,7 +216,7 @@ def _budget_of_log(parsed: argparse.Namespace, request: PlanRequest) -> MemoryBu
 
 
 def _size_of_files(parsed: argparse.Namespace) -> int | None:
-    """What the model's index says of its weights, divided among the ranks."""
+    """Return the size of the weights by the model's index, divided among the ranks."""
     if parsed.model is None or not Path(parsed.model).is_dir():
         return None
     for name in INDEXES:

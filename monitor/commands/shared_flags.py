@@ -1,4 +1,4 @@
-"""What several commands take on their command line, and how they print JSON."""
+"""Flags that several commands share, and how they print JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope.monitor.sources.source_registry import source_help
 from kvscope.monitor.text import escaped_json, moment
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What a command is added to."""
+"""The parser to which a command adds itself."""
 DEFAULT_URL: Final = "http://127.0.0.1:8765"
 _FORM_WIDTH: Final = 30
 
@@ -34,7 +34,7 @@ def target_help() -> str:
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
-    """What every command that looks at any target takes."""
+    """Add the flags of every command that reads targets."""
     add_token(parser)
     add_timeout(parser)
     add_for(parser)
@@ -80,7 +80,7 @@ def add_thresholds(parser: argparse.ArgumentParser) -> None:
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:
-    """What every command takes that looks at a part of the past."""
+    """Add the flags of every command that reads a part of the past."""
     parser.add_argument(
         "--since",
         type=_when,
@@ -92,7 +92,7 @@ def add_window(parser: argparse.ArgumentParser) -> None:
 
 
 def window_of(parsed: argparse.Namespace) -> Window:
-    """What `add_window` was told."""
+    """Return the window of the flags of `add_window`."""
     return Window(parsed.since or "", parsed.until or "")
 
 
@@ -105,7 +105,7 @@ def _when(text: str) -> str:
 
 
 def a_time(text: str) -> str:
-    """A time, which is left as it is written: what 14:02:11 means depends on what is looked at."""
+    """Return a time as written: what 14:02:11 means depends on the target."""
     try:
         moment(text, 0)
     except ValueError as error:
@@ -114,10 +114,10 @@ def a_time(text: str) -> str:
 
 
 def default_url() -> str:
-    """The service that is asked when no target is given."""
+    """Return the service to query when no target is given."""
     return os.environ.get("KVSCOPE_URL", DEFAULT_URL)
 
 
 def print_json(answer: Any) -> None:
-    """An answer, indented."""
+    """Print an answer as indented JSON."""
     sys.stdout.write(escaped_json(msgspec.json.format(encode_answer(answer)).decode()) + "\n")

@@ -110,7 +110,7 @@ def _input(parsed: argparse.Namespace) -> SqlInput:
 
 
 def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[LoggedTransition]]:
-    """The points of each engine in a recording, and what is told of it."""
+    """Return the points of each engine in a recording, and the transitions of its findings."""
     from kvscope.monitor.history.findings_log import told_of
     from kvscope.monitor.pipeline import Pipeline
 

@@ -30,7 +30,7 @@ class Effective:
 
     @property
     def discovery(self) -> tuple[DiscoveryConfig, ...]:
-        """What the file asks for to find engines."""
+        """The discoveries in the file."""
         return self.file.discovery if self.file is not None else ()
 
     def problem(self, key: str, message: str) -> Problem:

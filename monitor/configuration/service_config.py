@@ -29,7 +29,7 @@ from kvscope.monitor.sources.source_registry import is_recording, open_source
 from kvscope.monitor.sources.targets import TargetKind
 
 LIVE: Final = ("targets", "events", "metrics", "alert", "otlp", "data")
-"""What has no place beside a recording."""
+"""Keys that make no sense beside a recording."""
 KIND_OF: Final[dict[str, TargetKind | None]] = {
     "events": TargetKind.STREAM,
     "metrics": TargetKind.METRICS,

@@ -19,7 +19,7 @@ _TABLE_LINE: Final = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 
 
 class Problem(NamedTuple):
-    """What is wrong with a key, and what to do. `line` is 0 where no line is at fault."""
+    """The error in a key, and its remedy. `line` is 0 where no line is at fault."""
 
     message: str
     key: str = ""
@@ -157,10 +157,10 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def line_of(text: str, key: str, number: int = 0) -> int:
-    """Return the first line of a TOML text that sets `key` or begins its table; 0 if none is found.
+    """Return the first line of a TOML text that sets `key` or begins its table, or 0 if none is found.
 
-    Of several tables of a name, `number` counts from 0. For a threshold, `key` is thresholds.CODE.NAME. Strings over
-    several lines may mislead it.
+    If several tables have a name, `number` counts them from 0. For a threshold, `key` is thresholds.CODE.NAME. Strings
+    over several lines may mislead it.
     """
     table = ""
     for at, line in enumerate(text.splitlines(), 1):

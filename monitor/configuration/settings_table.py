@@ -24,10 +24,10 @@ THRESHOLDS_KEY: Final = "thresholds"
 
 
 class Setting(NamedTuple):
-    """A setting. `key` is its name in a file; its flag is the same with dashes, unless `flag` names another.
+    """A setting. `key` is its name in a file. Its flag is the same with dashes, unless `flag` names another.
 
-    parse: reads its text. variable: of the environment; `separator` splits its value into a list. is_live: a reload
-    changes it while the service runs. is_secret: shown nowhere. of_agent: `monitor agent` has it, too.
+    parse: reads its text. variable: of the environment, where `separator` splits its value into a list. is_live: a
+    reload changes it while the service runs. is_secret: shown nowhere. of_agent: `monitor agent` has it, too.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
     @property
     def option(self) -> str:
-        """The flag; for a positional argument its name."""
+        """The flag, or the name of a positional argument."""
         return self.flag or f"--{self.key.replace('_', '-')}"
 
 

@@ -10,7 +10,7 @@ from kvscope.monitor.sources.prometheus_history import seconds
 
 
 def positive(text: str) -> float:
-    """A number above 0, of seconds or days."""
+    """Parse a number above 0, of seconds or days."""
     try:
         value = float(text)
     except ValueError:
@@ -21,14 +21,14 @@ def positive(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """A port to listen on; 0 is any that is free."""
+    """Parse a port to listen on. 0 is any free port."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port: give a number up to 65535, or 0 for any that is free")
     return int(text)
 
 
 def length(text: str) -> int:
-    """A length of time such as 30m, in seconds."""
+    """Parse a length of time such as 30m, in seconds."""
     try:
         return seconds(text)
     except ValueError as error:
@@ -36,7 +36,7 @@ def length(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """A number of bytes such as 500M or 2G (of 1024)."""
+    """Parse a number of bytes such as 500M or 2G (of 1024)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is no size: write 500M or 2G")
@@ -44,12 +44,12 @@ def size(text: str) -> int:
 
 
 def length_or_never(text: str) -> int:
-    """A length of time in seconds; 0 for never."""
+    """Parse a length of time in seconds, 0 for never."""
     return 0 if text == "0" else length(text)
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -60,7 +60,7 @@ def share(text: str) -> float:
 
 
 def verdict(text: str) -> Verdict:
-    """A verdict."""
+    """Parse a verdict."""
     for known in VERDICTS:
         if text == known:
             return known

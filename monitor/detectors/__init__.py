@@ -9,6 +9,6 @@ ties.py              what makes one finding the effect of another
 written/             what the text of a log or a report shows beside its statistics
 leak/ stuck/ thrash/ collapse/ corrupt/ sizing/ imbalance/ held/ blind/   a module for each code, and what several share
 
-Each detector inspects one engine's ledger and yields a Judgement for each problem that it sees now; how a problem
+Each detector inspects one engine's ledger and yields a Judgement for each problem that it sees now. How a problem
 develops over time is up to kvscope.monitor.findings. No detector knows which faults an engine has on.
 """

@@ -1,4 +1,4 @@
-"""What to set on the engine at hand: its own flags, with values that its own figures ask for."""
+"""Advice for the engine at hand: its own flags, with values that its own numbers require."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ DEFAULT_BUDGET = 8192
 
 
 def at_hand(ledger: EngineLedger, *, vllm: str, kvscope: str) -> str:
-    """The words for this engine; for both kinds where it has not said which it is."""
+    """Return the text for this kind of engine, or for both kinds where the kind is unknown."""
     if ledger.description.engine == "kvscope":
         return kvscope
     return vllm if ledger.description.engine else f"{vllm} (vLLM), or {kvscope} (kvscope's engine)"
 
 
 def named(ledger: EngineLedger) -> str:
-    """`kvscope 0.1.0`: the engine and its version, as far as they were said."""
+    """Return `kvscope 0.1.0`: the engine and its version, as far as they are known."""
     return " ".join(filter(None, (ledger.description.engine, ledger.description.version)))
 
 
 def release(ledger: EngineLedger) -> tuple[int, int] | None:
-    """Its version as (0, 19); None if it has not said one that begins so."""
+    """Return its version as (0, 19), or None if it has not reported one of that form."""
     found = re.match(r"v?(\d+)\.(\d+)", ledger.description.version)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def whole_prompts_only(ledger: EngineLedger) -> str:
-    """What lets a prompt in only if all of it has room."""
+    """Return the flag that admits a prompt only if all of it has room."""
     at, version = release(ledger), ledger.description.version
     if at is None:
         vllm = "--scheduler-reserve-full-isl, which vLLM has since 0.19 and sets by default; upgrade an older release"
@@ -52,7 +52,7 @@ def smaller_budget(ledger: EngineLedger) -> str:
 
 
 def room_for(ledger: EngineLedger, blocks: int) -> str:
-    """The flag that gives a pool so many blocks, the reserved ones included."""
+    """Return the flag that gives a pool this many blocks, the reserved ones included."""
     each = ledger.description.kv_bytes_per_block
     if not each:
         return "--kv-cache-memory-bytes, a higher --gpu-memory-utilization, no --num-gpu-blocks-override"

@@ -23,7 +23,7 @@ class Unless(NamedTuple):
 
 
 UNSEEN_CAUSE: Final = "a cause that this source does not expose"
-"""Of a finding from metrics, a log or a report, whose `missing` names the source that would show it."""
+"""An alternative of a finding from metrics, a log or a report, whose `missing` names the source that would show it."""
 NO_EVENT_IS_MISSING: Final = "no event of the stream is missing"
 NAMED_SINCE: Final = "events received since the loss name its blocks and requests"
 _LIVE_REQUEST: Final = Alternative("a live request holds the blocks", "no table of a live request names them")

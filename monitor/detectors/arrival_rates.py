@@ -18,9 +18,9 @@ from kvscope.monitor.detectors.sample_math import apart_s
 from kvscope.monitor.events.samples import Sample
 
 GROWING_PARTS: Final = 3
-"""Of a window, in each of which the queue has to grow: a burst is in one of them."""
+"""Parts of a window, in each of which the queue has to grow: a burst is in one of them."""
 CELLS: Final = 12
-"""Of a window, over which the spread of completions is estimated."""
+"""Parts of a window, over which the spread of completions is estimated."""
 SIGMAS: Final = 2.0
 """Two counts whose difference is within so many standard deviations do not differ."""
 
@@ -114,7 +114,7 @@ class QueueCourse(NamedTuple):
 
 
 def moved(before: int | None, after: int | None) -> int:
-    """Return by how much a counter moved; 0 where it is not exposed."""
+    """Return by how much a counter moved, or 0 where it is not exposed."""
     return (after or 0) - (before or 0)
 
 

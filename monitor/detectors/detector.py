@@ -49,10 +49,10 @@ class Causes(Generic[CauseT]):
 class Detector(Generic[JudgementT]):
     """One finding code: what it is called, what it needs, what it compares with, and how it is found.
 
-    code: `family.name`; of a plug-in `vendor.name`. requires: any one of these signals is enough. position: the place
-    in the catalogue and in the order of detection. runbook: Markdown, or the resource that has it; kvscope's own codes
-    have theirs in docs/runbooks. sample_need: what it takes to decide from metrics alone, if it can. Thresholds are
-    attributes of type Threshold.
+    code: `family.name`, or `vendor.name` of a plug-in. requires: any one of these signals is enough. position: the
+    place in the catalogue and in the order of detection. runbook: Markdown, or the resource that has it. kvscope's own
+    codes have theirs in docs/runbooks.
+    sample_need: the least samples to decide from metrics alone, if it can. Thresholds are attributes of type Threshold.
 
     A detector has no state: `detect` reads the ledger, which it must not change, and yields what is wrong now. Pending
     periods over time, resolving and merging belong to kvscope.monitor.findings.
@@ -66,7 +66,7 @@ class Detector(Generic[JudgementT]):
     runbook: ClassVar[str | Traversable] = ""
     sample_need: ClassVar[SampleNeed | None] = None
     thresholds: ClassVar[Mapping[str, Threshold]] = {}
-    """By attribute name; derived from the attributes."""
+    """By attribute name, derived from the attributes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Collect the thresholds."""

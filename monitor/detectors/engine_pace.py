@@ -10,11 +10,11 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 MIN_STEPS: Final = Threshold(
     3, "steps", "a step may be full, and the one after it: a request left out of three has been left out"
 )
-"""Of stuck.zero-token, and of the others that wait for a step."""
+"""Shared by stuck.zero-token and the other codes that wait for a step."""
 
 
 def mean_step_s(ledger: EngineLedger) -> float:
-    """Return how long the steps of this epoch took on average; 0 before the first."""
+    """Return how long the steps of this epoch took on average, or 0 before the first."""
     totals = ledger.state.totals
     return totals.step_ns / totals.steps / 1e9 if totals.steps else 0.0
 

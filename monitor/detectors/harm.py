@@ -1,8 +1,8 @@
 """The harm that a finding does, and the severity that follows from it.
 
-The severity of a code in the catalogue is the one of an incident that matters. What an *error* does is measured: one
-that does little yet is a *warning*; blocks that are held and do not return are an *error* once they are half the pool.
-Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them.
+The severity of a code in the catalogue is the one of an incident that matters. The effect of an *error* is measured:
+one with little effect yet is a *warning*. Blocks that are held and do not return are an *error* once they are half the
+pool. Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class _Waiting:
         return self._pool_forecast
 
     def _harmed(self, judged: Judgement) -> Iterator[RequestState]:
-        """The requests that it names and that still live; and for blocks that are gone, or a head of the queue that
-        cannot run, those that wait for blocks.
+        """Yield its requests that still live, and for lost blocks or a blocked head of the queue, the requests that
+        wait for blocks.
         """
         by_id = self._sorted()
         yield from (by_id[name] for name in judged.requests if name in by_id)

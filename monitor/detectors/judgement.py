@@ -1,4 +1,4 @@
-"""What a detector returns: a judgement with its evidence, typed by what a cause and its effect have in common."""
+"""The result of a detector: a judgement with its evidence, typed by the data that a cause and its effect share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ VERDICTS: Final[tuple[Verdict, ...]] = ("cannot-tell", "likely", "confirmed")
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A number that made a judgement. `source` tells where it was read (stream, audit, log, metrics, prometheus,
-    kv-events, or report: told by a person), `position` where in it: of a stream the event (epoch/sequence/event) by
-    which it became so, of a log the line; empty where there is none, as on a metrics page.
+    """A number that made a judgement. `source` names where it was read (stream, audit, log, metrics, prometheus,
+    kv-events, or report: written by a person), and `position` the place in it: for a stream the event
+    (epoch/sequence/event) that made it so, for a log the line. It is empty where there is none, as on a metrics page.
     """
 
     name: str
@@ -37,9 +37,11 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class FindingHarm(msgspec.Struct, frozen=True):
-    """What a finding costs: its share of the pool, the requests that wait for it now, these as a share of all living
-    ones, and how long they have waited for it together (request-seconds). forecast: when blocks that do not return will
-    have filled the pool, if they go on as they have. What metrics do not show is None.
+    """The cost of a finding: its share of the pool, the requests that wait for it now, these as a share of all live
+    ones, and how long they have waited for it together (request-seconds).
+
+    forecast: when blocks that do not return will have filled the pool, if they go on as they have.
+    None for numbers that metrics do not show.
     """
 
     share_of_pool: float | None
@@ -59,10 +61,10 @@ class Alternative(msgspec.Struct, frozen=True):
 class Judgement(msgspec.Struct, frozen=True):
     """A detector's word about one engine at one moment.
 
-    `key` tells one trouble from another of the same code and engine. `pending` is a trouble still within its grace.
-    `since_ns` is wall time (0: not known), `position` the place in the stream or log where it began.
-    `missing` names the signal that would raise the verdict to confirmed. `severity` and `harm` follow from what is
-    measured of its effect (None: not measured, the catalogue's severity holds), `alternatives` from the verdict.
+    `key` separates problems of the same code and engine. `pending` is a problem still within its pending period.
+    `since_ns` is wall time (0: not known), `position` the place in the stream or log where it began. `missing` names
+    the signal that would raise the verdict to confirmed. `severity` and `harm` follow from what is measured of its
+    effect (None: not measured, the catalogue's severity holds), `alternatives` from the verdict.
     """
 
     code: str
@@ -86,7 +88,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 class TextJudgement(Judgement, frozen=True):
-    """What the text of a log or a report shows, beside its statistics.
+    """The evidence in the text of a log or a report, beside its statistics.
 
     `rank` is how probable a hypothesis is: 1 first, and 0 for what is none.
     """

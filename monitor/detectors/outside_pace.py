@@ -28,22 +28,22 @@ UNSEEN_TIMES: Final = Threshold(
     "times its grace",
     "until then a first transfer is information: the 42 GB of 128k tokens of a 70B model take 34 s at 10 Gbit/s",
 )
-"""Of leak.finished-held, and of all that waits for a transfer."""
+"""A threshold of leak.finished-held, and of all waits for a transfer."""
 FEWEST_SEEN: Final = Threshold(
     9, "transfers", "of ten alike the last is the longest in one case of ten: so many show what is usual"
 )
-"""Of leak.finished-held, and of all that waits for a transfer."""
+"""A threshold of leak.finished-held, and of all waits for a transfer."""
 UNPROVEN_SHARE: Final = Threshold(
     0.5, "of the pool", "half of the load has no room left, however long the first transfers may take"
 )
-"""Of leak.finished-held, and of all that waits for a transfer."""
+"""A threshold of leak.finished-held, and of all waits for a transfer."""
 UNKNOWN_PACE: Final = "how long a transfer takes here: too few have ended, and a slow one looks the same"
 
 
 class OutsideWaitLimit(NamedTuple):
     """Since when a wait has been without a sign of progress (monotonic), and how many seconds it may be.
 
-    information_s: how long a wait that may be a slow transfer is information; 0 once enough have shown the pace.
+    information_s: how long a wait that may be a slow transfer is information, 0 once enough have shown the pace.
     """
 
     still_since_ns: int
@@ -54,7 +54,7 @@ class OutsideWaitLimit(NamedTuple):
 def outside_wait_limit(
     ledger: EngineLedger, settings: Settings, history: WaitHistory, grace: Threshold, began_ns: int, blocks: int = 0
 ) -> OutsideWaitLimit:
-    """Return how long one that began then may take. blocks: of a transfer; 0 for a grammar."""
+    """Return how long one that began then may take. blocks: of a transfer, 0 for a grammar."""
     least = at_pace_s(ledger, settings, grace)
     # The end of a transfer is reported between steps, so a slow step comes on top of it.
     unseen_s = settings(UNSEEN_TIMES) * settings(HELD_GRACE_S)

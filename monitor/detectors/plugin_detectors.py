@@ -2,7 +2,7 @@
 
 An entry point of the group `kvscope.detectors` names a subclass of Detector. Its code carries the vendor's prefix
 (`acme.slow-nic`), and it brings its runbook. One that is not as it should be is refused. One that raises is reported
-and called again at the next judgement; one that does not return within DETECT_DEADLINE_S is not called again. Either is
+and called again at the next judgement. One that does not return within DETECT_DEADLINE_S is not called again. Either is
 named in a blind.plugin-failed finding, and changes nothing that kvscope's own detectors find.
 """
 
@@ -45,7 +45,7 @@ class PluginDetectors:
         self._accepted: list[PluginDetector] | None = None
 
     def accepted(self) -> list[PluginDetector]:
-        """Load and check them on the first call; return those that are as they should be, by code."""
+        """Load and check them on the first call. Return the valid ones, by code."""
         if self._accepted is None:
             found: dict[str, PluginDetector] = {}
             for plugin in self._registry.load(plugins.DETECTOR_GROUP):
@@ -123,7 +123,7 @@ def _call(
 
 
 def _checked(detector: Detector[Any], ledger: EngineLedger, item: object) -> Judgement:
-    """Return a judgement with every field of its type; raise where it is none of this detector and engine."""
+    """Return a judgement with every field of its type. Raise where it is none of this detector and engine."""
     if not isinstance(item, Judgement):
         raise TypeError(f"{detector.code} yielded {item!r}, which is no Judgement")
     if item.code != detector.code or item.engine != ledger.engine:

@@ -30,7 +30,7 @@ FULL_AT: Final = Threshold(0.9, "of the pool", "a pool that preempts for want of
 
 
 class CountedPreemptions(NamedTuple):
-    """What the counters show of the last window."""
+    """The counters of the last window."""
 
     first: Sample
     last: Sample
@@ -68,7 +68,7 @@ class CountedPreemptions(NamedTuple):
 
 
 def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPreemptions | None:
-    """Return the counts of the last window; None where they are too few, not exposed, or in one burst."""
+    """Return the counts of the last window, or None where they are too few, not exposed, or in one burst."""
     if not ledger.samples or (ledger.samples[-1].preemptions or 0) < settings(MIN_COUNTED):
         return None
     window: list[Sample] = []

@@ -1,4 +1,4 @@
-"""What the detectors of preemptions have in common: which were made recently, in which passes, and what a pass cost."""
+"""The shared parts of the detectors of preemptions: the recent ones, their passes, and the cost of a pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def point_at(ledger: EngineLedger, wall_ns: float) -> Point:
 
 
 def freed_nothing(together: list[Preemption]) -> bool:
-    """Return whether not one block came back between the first and the last preemption of a pass."""
+    """Return whether not one block was freed between the first and the last preemption of a pass."""
     return together[-1].released == together[0].released and sum(one.blocks for one in together[:-1]) > 0
 
 

@@ -1,8 +1,8 @@
 """The detectors there are, and all that is derived from them: catalogue, thresholds, and cause and effect.
 
 kvscope's own are the Detector subclasses that have a code, in the modules of this package: a new module is found by
-itself. Those of other distributions come by entry point. CATALOGUE, THRESHOLDS and EFFECTS hold kvscope's own, the same
-wherever they are read; `catalogue()`, `thresholds()` and `effects()` have the plug-ins' too.
+itself. Detectors of other distributions come by entry point. CATALOGUE, THRESHOLDS and EFFECTS hold kvscope's own, the
+same wherever they are read. `catalogue()`, `thresholds()` and `effects()` have the plug-ins' too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.runbook_files import runbook_text
 
 Tie = Callable[[Any, Any], bool]
-"""Of a cause and an effect that are both judged in one engine: whether the one may be the other's."""
+"""Decides for a cause and an effect in one engine whether the one may be the other's."""
 
 
 def _discovered() -> Iterator[Detector[Any]]:
@@ -91,13 +91,13 @@ def effects() -> Mapping[str, Mapping[str, Tie]]:
 
 
 def runbook_of(code: str) -> str | None:
-    """Return the runbook of a code as Markdown, of kvscope's own or of a plug-in's; None if there is none."""
+    """Return the runbook of a code as Markdown, of kvscope's own or of a plug-in's, or None if there is none."""
     brought = (each.runbook for each in PLUGINS.accepted() if each.detector.code == code)
     return next(brought, None) or runbook_text(code)
 
 
 def explains(cause: Judgement, effect: Judgement) -> bool:
-    """Return whether `effect` is what `cause` causes. A cause of which one cannot tell explains nothing."""
+    """Return whether `effect` is what `cause` causes. A cause with the verdict cannot-tell explains nothing."""
     tie = effects().get(cause.code, {}).get(effect.code)
     if tie is None or cause.engine != effect.engine or cause.verdict == "cannot-tell":
         return False

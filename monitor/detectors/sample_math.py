@@ -8,15 +8,17 @@ from typing import Final
 from kvscope.monitor.events.samples import Sample
 
 DEFAULT_INTERVAL_S: Final = 10.0
-"""Between two of vLLM's lines, unless their times say otherwise."""
+"""Between two of vLLM's lines, unless their times differ."""
 FEWEST_SAMPLES: Final = 3
-"""Of a window: two are one gap, in which anything may have begun and ended."""
+"""The fewest samples of a window: two are one gap, in which anything may have begun and ended."""
 CLOSEST_S: Final = 1.0
 """Samples closer together than this repeat each other, and would count as many."""
 
 
 def spaced(samples: Sequence[Sample]) -> Iterator[int]:
-    """The indices of samples that are no closer together than CLOSEST_S, the first and all without a time included."""
+    """Yield the indices of samples that are no closer together than CLOSEST_S, the first and all without a time
+    included.
+    """
     last_ns: int | None = None
     for index, sample in enumerate(samples):
         if sample.at_ns is None or last_ns is None or sample.at_ns - last_ns >= CLOSEST_S * 1e9:
@@ -25,7 +27,7 @@ def spaced(samples: Sequence[Sample]) -> Iterator[int]:
 
 
 def apart_s(earlier: Sample, later: Sample) -> float | None:
-    """Seconds between two samples; None if they have no times."""
+    """Return the seconds between two samples, or None if they have no times."""
     return (later.at_ns - earlier.at_ns) / 1e9 if earlier.at_ns and later.at_ns else None
 
 

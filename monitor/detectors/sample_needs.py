@@ -12,8 +12,8 @@ from kvscope.monitor.text import counted, duration
 class SampleNeed(NamedTuple):
     """The least that a rule decides from.
 
-    samples: the fewest. seconds: the time that they must span; None: any. what: the state of the engine that has to
-    show in all of them. longest_interval_s: samples further apart than this decide nothing; None: any distance.
+    samples: the fewest. seconds: the time that they must span (None: any). what: the state of the engine that has to
+    show in all of them. longest_interval_s: samples further apart than this decide nothing (None: any distance).
     """
 
     samples: int
@@ -22,7 +22,9 @@ class SampleNeed(NamedTuple):
     longest_interval_s: Threshold | None = None
 
     def decides_after_s(self, interval_s: float, settings: Settings | None = None) -> float:
-        """Return how long the state must last at one sample each `interval_s` seconds; infinite if it never decides."""
+        """Return how long the state must last at one sample each `interval_s` seconds, or infinity if it never
+        decides.
+        """
         values = settings or Settings()
         if self.longest_interval_s is not None and interval_s > values(self.longest_interval_s):
             return math.inf

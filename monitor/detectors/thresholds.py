@@ -8,8 +8,8 @@ from collections.abc import Mapping
 class Threshold:
     """A number that a detector compares with: its default, its unit, and the reason for the default.
 
-    An attribute of the detector that it belongs to, which gives it its name: `leak.finished-held.grace_s`, as
-    `--set CODE.NAME=VALUE` takes it. Code that several detectors share may hold the object; one class owns it.
+    An attribute of the detector that it belongs to, which gives it its name: `leak.finished-held.grace_s`, as `--set
+    CODE.NAME=VALUE` takes it. Several detectors' shared code may hold the object. One class owns it.
     """
 
     def __init__(self, value: float, unit: str, reason: str) -> None:

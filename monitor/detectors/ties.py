@@ -11,8 +11,9 @@ from typing import Final
 from kvscope.monitor.detectors.judgement import HoldsBlocks, Judgement, ShortOfBlocks
 
 MIN_SHARE: Final = 0.2
-"""Of the pool. Preemptions are put down to blocks that do not come back if these are so many: with less gone, a load
-that thrashes is one that hardly fitted before."""
+"""A share of the pool. Preemptions are put down to blocks that do not come back if these are so many: with less gone, a
+load that thrashes is one that hardly fitted before.
+"""
 
 
 def holds_what_it_needs(cause: Judgement, effect: ShortOfBlocks) -> bool:

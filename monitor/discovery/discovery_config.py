@@ -1,4 +1,4 @@
-"""What a configuration file asks for under [[file_sd]], [[http_sd]], [[dns]] and [[kubernetes]]."""
+"""The discovery blocks of a configuration file: [[file_sd]], [[http_sd]], [[dns]] and [[kubernetes]]."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finder(Protocol):
 
 
 class DiscoveryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every discovery has. labels: of all its targets, where they have none of that name.
+    """The shared fields of every discovery. labels: of all its targets, where they have none of that name.
 
     refresh: between two lists. gone_after: how long a target is read that the list has no more.
     """
@@ -105,7 +105,7 @@ class HttpDiscovery(DiscoveryConfig, frozen=True, kw_only=True):
 
 
 class DnsDiscovery(DiscoveryConfig, frozen=True, kw_only=True):
-    """DNS names. type: A asks for A and AAAA and needs a port; SRV brings ports. nameserver: HOST:PORT to ask."""
+    """DNS names. type: A asks for A and AAAA and needs a port, SRV brings ports. nameserver: HOST:PORT to ask."""
 
     names: list[str]
     type: Literal["A", "SRV"] = "SRV"
@@ -170,7 +170,7 @@ DISCOVERIES: Final[Mapping[str, type[DiscoveryConfig]]] = {
 
 
 def discovery_of(table: str, block: Any) -> DiscoveryConfig:
-    """Return the discovery of a block of a configuration file. Raises ValueError, which says what is wrong."""
+    """Return the discovery of a block of a configuration file. Raises ValueError, which names the error."""
     try:
         return msgspec.convert(block, DISCOVERIES[table])
     except msgspec.ValidationError as error:

@@ -23,7 +23,7 @@ NAME_TIMEOUT_S: Final = 5.0
 
 
 class DnsNames:
-    """The targets that names stand for. A name that is not there has no targets; one that cannot be asked fails."""
+    """The targets that names stand for. A name that does not exist has no targets. A failed look-up is an error."""
 
     def __init__(self, config: DnsDiscovery) -> None:
         self._config = config

@@ -27,18 +27,18 @@ _METRICS_PATH: Final = re.compile(r"/[\x21-\x7e]*")
 
 
 class DiscoveryFailed(CannotTell):
-    """A list of targets cannot be had or read now; the message says why and what to do."""
+    """A list of targets cannot be read now. The message names the reason and the remedy."""
 
 
 class FoundTarget(NamedTuple):
-    """What to read: an event stream, or else a metrics page."""
+    """A target to read: an event stream, or else a metrics page."""
 
     target: str
     is_stream: bool
 
 
 class FoundTargets(NamedTuple):
-    """What to read now, and why other entries of the list are left out."""
+    """The targets to read now, and why other entries of the list are left out."""
 
     targets: tuple[FoundTarget, ...]
     left_out: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Makes a support bundle: what an engine did, and what was found in it, fit to be given to somebody else."""
+"""Makes a support bundle: an engine's events and findings, in a form that is safe to share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PACKAGES: Final = ("msgspec", "pyzmq", "httpx", "rich")
 
 
 class Made(NamedTuple):
-    """What is in a bundle."""
+    """The contents of a bundle."""
 
     frames: int
     bytes: int
@@ -60,10 +60,9 @@ def make(
     timeout_s: float,
     keep_ids: bool = False,
 ) -> Made:
-    """Write the bundle of a recording, or of a part of it, or of what a stream says for `watch_s`, to `file`.
+    """Write the bundle of a recording, or of a part of it, or of a stream watched for `watch_s`, to `file`.
 
-    Raises BadTarget for what has no events, and CannotTell; ValueError if there is such a file already, or it cannot be
-    written.
+    Raises BadTarget for a target without events, CannotTell, and ValueError if the file exists or cannot be written.
     """
     if file.exists():
         raise ValueError(f"{file} exists already: name a new file")
@@ -102,7 +101,7 @@ def make(
 
 
 def _keep(frames: Iterable[Frame], directory: Path) -> int:
-    """How many; each life of an engine in a segment of its own."""
+    """Return how many, with each epoch of an engine in a segment of its own."""
     writer: JournalWriter | None = None
     count = 0
     try:

@@ -1,4 +1,4 @@
-"""What `monitor diff` prints, in 80 columns."""
+"""Formats `monitor diff`, in 80 columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATUS_WORDS = {"added": "came", "unchanged": "stayed", "removed": "went"}
 
 
 def diff_table(diff: Diff, console: Console) -> None:
-    """The two sides, the findings, the figures."""
+    """Print the two sides, the findings and the numbers."""
     for name, stretch in (("BEFORE", diff.before), ("AFTER", diff.after)):
         put_line(console, f"{name:<7} {stretch.source}", "bold")
         wrapped(console, _which(stretch), " " * 8)

@@ -1,4 +1,4 @@
-"""Whether a text has enough of an engine to say that nothing is wrong; if not, what to bring."""
+"""Whether a text shows enough of an engine to conclude that nothing is wrong, or else what to bring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.log_file import NO_STATISTICS
 
 LEAST_STATISTICS: Final = 3
-"""Of statistics: two are one interval, in which an engine may as well have been about to stop."""
+"""The fewest statistics: two are one interval, in which an engine may as well have been about to stop."""
 
 
 def refuse_too_little(

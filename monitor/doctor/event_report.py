@@ -14,7 +14,7 @@ from kvscope.monitor.query import Query
 from kvscope.monitor.schema import BlockDetail, EngineView, EventView, RequestDetail
 
 POSITION: Final = re.compile(r"\d{1,20}/\d{1,15}/\d{1,9}")
-"""Of an event: the life of its engine (epoch), the batch, and which event of that it is."""
+"""The position of an event: the epoch of its engine, the batch, and the event within it."""
 AROUND: Final = 9
 ALL_KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 
@@ -33,8 +33,8 @@ class EventReport(msgspec.Struct, frozen=True):
 
 
 def event_at(query: Query, engines: Sequence[str], position: str) -> EventReport:
-    """The event at this position in the stream of one of these engines. Raises NotKnown, and ValueError for what is no
-    position of an event.
+    """Return the event at this position in the stream of one of these engines. Raises NotKnown, and ValueError for what
+    is no position of an event.
     """
     if not POSITION.fullmatch(position):
         raise ValueError(
@@ -71,7 +71,7 @@ def _place(event: EventView) -> tuple[int, ...]:
 
 
 def _request(query: Query, event: EventView, engine: str) -> RequestDetail | None:
-    """The request that it is about; None where the books know none of that name any more."""
+    """Return the request that it is about, or None where the ledger no longer has one of that name."""
     if not event.request:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What `monitor explain` prints: a request, a block, an event, a fall of usage, a memory bill."""
+"""Formats `monitor explain`: a request, a block, an event, a fall of usage, a memory breakdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUED: Final = ("RECEIVED", "WAITING", "PREEMPTED")
 
 
 def request(detail: RequestDetail, console: Console) -> None:
-    """`monitor explain request`: what it is, and its life."""
+    """Print `monitor explain request`: its state and its phases."""
     put_line(console, f"REQUEST {detail.request.id} on {detail.engine}", "bold")
     _state(detail, console)
     console.print()
@@ -44,7 +44,7 @@ def request(detail: RequestDetail, console: Console) -> None:
 
 
 def block(detail: BlockDetail, console: Console) -> None:
-    """`monitor explain block`: what it is, why, and its life."""
+    """Print `monitor explain block`: its state, its owners, and its event history."""
     put_line(console, f"BLOCK {detail.block} on {detail.engine}", "bold")
     _held(detail, console)
     console.print()
@@ -96,7 +96,7 @@ def event(told: EventReport, console: Console) -> None:
 
 
 def drop(told: UsageDrop, console: Console) -> None:
-    """`monitor explain drop`: what became free and why, who was preempted for whom, and what the steps did."""
+    """Print `monitor explain drop`: which blocks became free and why, the preemptions, and the work of the steps."""
     put_line(console, f"DROP on {told.engine}", "bold")
     wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
     if not told.is_complete:
@@ -210,7 +210,7 @@ def memory(report: MemoryReport, console: Console) -> None:
 
 
 def _state(detail: RequestDetail, console: Console) -> None:
-    """What a request is, has, and has cost."""
+    """Print the state of a request, its blocks, and its cost."""
     r = detail.request
     rows = [
         ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),
@@ -245,7 +245,7 @@ def _count(number: int | None) -> str:
 
 
 def _why_it_does_not_fall(pool: Pool, console: Console) -> None:
-    """The question that everybody asks of the process's memory."""
+    """Answer the frequent question about the process's memory."""
     put_line(console, "WHY THE PROCESS'S MEMORY DOES NOT FALL", "bold")
     size = f" of {_gib(pool.bytes).strip()}" if pool.bytes is not None else ""
     blocks = f", {pool.usable_blocks:,} blocks of {pool.block_size} tokens," if pool.usable_blocks else ""
@@ -269,7 +269,7 @@ def _unused(detail: RequestDetail) -> str:
 
 
 def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
-    """A tree: `lead` stands before its first line, `below` before all under that."""
+    """Print a tree: `lead` stands before its first line, `below` before all under that."""
     come_back = f"{counted(wait.blocks, 'block')}: " if wait.blocks and lead != below else ""
     rest = "│ " if wait.waits_for else "  "
     lines = textwrap.wrap(come_back + wait.text, WIDTH - len(lead) - 2, break_long_words=False, break_on_hyphens=False)
@@ -281,7 +281,7 @@ def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
 
 
 def _life(life: Sequence[PhaseView], console: Console) -> None:
-    """A line for each phase; a reason that is long stands on a line of its own."""
+    """Print a line for each phase. A long reason stands on a line of its own."""
     if not life:
         put_line(console, "  No event about it is stored.")
         return

@@ -1,4 +1,4 @@
-"""What can be said, in words, where there is no balance: a bill and a load's demand in a file, what KV events tell."""
+"""Describes a memory breakdown and a load's demand in a file, and KV events, where there is no balance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvscope.monitor.text import counted, percent
 
 
 def facts_in_words(facts: Sequence[Fact]) -> list[str]:
-    """A sentence for each; empty if there is nothing that sums can be done with."""
+    """Return a sentence for each, or nothing if the facts allow no sums."""
     return [*_bill_in_words(facts), *_demand_in_words(facts)]
 
 
@@ -46,7 +46,7 @@ def _demand_in_words(facts: Sequence[Fact]) -> list[str]:
 
 
 def kv_events_in_words(ledgers: Iterable[EngineLedger]) -> list[str]:
-    """A sentence for each engine, and one on what KV events cannot tell."""
+    """Return a sentence for each engine, and one on the limits of KV events."""
     told = [
         f"{ledger.engine} keeps {counted(books.kept_blocks, 'block')} for their prefixes, as far as was heard:"
         f" {books.stored:,} stored, {books.removed:,} removed, cleared {counted(books.cleared, 'time')}"

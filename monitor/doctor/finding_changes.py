@@ -1,4 +1,4 @@
-"""What changes from one look at the findings to the next, and is worth a word: `monitor doctor --watch`."""
+"""Changes of the findings from one check to the next that are worth a line: `monitor doctor --watch`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from kvscope.monitor.findings import FindingReport
 
 GROWS_BY: Final = 2
-"""It is said anew when it is about so many times as many requests or blocks as when it was said last: a leak grows by
-a little with each look.
+"""A finding is reported again when its requests or blocks have grown by this factor since its last report: a leak grows
+by a little with each check.
 """
 
 
@@ -24,13 +24,13 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Changes:
-    """Remembers what was told."""
+    """Remembers what was reported."""
 
     def __init__(self) -> None:
         self._told: dict[str, FindingReport] = {}
 
     def since(self, findings: Iterable[FindingReport], at: str | None) -> list[Change]:
-        """What has changed by this look, at that time. `findings`: those that fire and those that are resolved."""
+        """Return the changes by this check, at that time. `findings`: those that fire and those that are resolved."""
         changes = []
         now = {finding.id: finding for finding in findings}
         for id_, finding in now.items():
@@ -53,7 +53,7 @@ class Changes:
 
     @property
     def firing(self) -> list[FindingReport]:
-        """What was told and is not over, as it was told last."""
+        """The findings that were reported and are not over, as of their last report."""
         return list(self._told.values())
 
 

@@ -1,4 +1,4 @@
-"""What an engine emitted, frame by frame: all of a recording, a part of it, or what a stream brings for a while."""
+"""Frames that an engine emitted: all of a recording, a part of it, or those of a stream for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvscope.monitor.state import keyframe_codec
 def frames_of(target: str, window: Window, watch_s: float, timeout_s: float) -> Iterator[Frame]:
     """Return the frames of a recording, or of a part of it, or what a stream brings for `watch_s`.
 
-    Raises BadTarget for a source that does not bring every event; as they are read, ContractError, and SourceError if
+    Raises BadTarget for a source that does not bring every event. Reading raises ContractError, and SourceError if
     nothing is received for `timeout_s`.
     """
     no_events = BadTarget(

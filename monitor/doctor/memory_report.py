@@ -41,10 +41,10 @@ SIZING_CODES = (
     "block_size",
     "gpu_memory_utilization",
 )
-"""Facts of a log that tell how large the pool is, and by what."""
+"""Facts of a log that show the size of the pool, and its cause."""
 TERMS_OR_SIZES = {name for sources in TERM_FACTS.values() for name in sources} | {"kv_cache_size_tokens"}
 OF_A_BILL = {name for name, _ in MEMORY_FACTS}
-"""What there is of a bill that is not whole is shown as it stands in the log."""
+"""The parts of an incomplete breakdown are shown as they stand in the log."""
 HOW_TO_GET_IT = (
     "vLLM logs its bill from 0.10.2 on, in 0.11 to 0.24 with VLLM_LOGGING_LEVEL=DEBUG only and never on the CPU;"
     " kvscope's engine with --memory-budget on the CPU, and always on a GPU"
@@ -70,14 +70,15 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class MemoryReport(msgspec.Struct, kw_only=True):
-    """The memory of one log's engine, or of each engine at a target. All in bytes; what was not said is null or absent.
+    """The memory of one log's engine, or of each engine at a target. All are in bytes. Unreported values are null or
+    absent.
 
-    parts: the device's memory by what it went to; they add up to its total; `devices` has the same of each engine at a
-    target, where it said enough, and `pools` what is in use of it. printed: the engine's own suggestions,
-    against which those made here can be held. rounding_bytes: how far off a suggestion may be, since a log's figures
-    are rounded. terms: the breakdown of a log that does not state it whole. graphs_counted: whether the release keeps
-    memory for graphs. contradictions: the engine's own sizes that cannot all be right. missing: the words that a log
-    has not, and a bill needs.
+    parts: the device's memory by what it went to. They add up to its total. `devices` has the same of each engine at a
+    target, where it reported enough, and `pools` what is in use of it. printed: the engine's own suggestions, to
+    compare with those made here. rounding_bytes: how far off a suggestion may be, since a log's figures are rounded.
+    terms: the breakdown of a log that does not state it whole. graphs_counted: whether the release keeps memory for
+    graphs. contradictions: the engine's own sizes that cannot all be right. missing: the phrases that a log lacks, and
+    a breakdown needs.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -100,7 +101,9 @@ class MemoryReport(msgspec.Struct, kw_only=True):
 
 
 def bill_in_log(path: str) -> MemoryReport:
-    """The last bill in the log at `path`, its sums done again. Raises BadTarget for what is no log."""
+    """Return the last breakdown in the log at `path`, with its sums computed again. Raises BadTarget for what is no
+    log.
+    """
     if kind_of(path) is not TargetKind.LOG:
         raise BadTarget(f"{path} is not an engine's log: give it as a TARGET, without --log")
     _, records = read_log(Path(path))
@@ -137,7 +140,7 @@ def bill_in_log(path: str) -> MemoryReport:
 
 
 def bill_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: float, token: str) -> MemoryReport:
-    """What the engines at `target` said of their memory last. Raises BadTarget and CannotTell."""
+    """Return the last reports of the engines at `target` about their memory. Raises BadTarget and CannotTell."""
     if kind_of(target) is TargetKind.LOG:
         return bill_in_log(target)
     observation = observe(target, settings, timeout_s=timeout_s, watch_s=min(watch_s, 1.0), token=token)

@@ -1,4 +1,4 @@
-"""One judgement of one engine's trouble, though several targets show it: the surest one's, with the others' evidence.
+"""Merges the judgements of several targets about one engine: the highest-confidence verdict, with the others' evidence.
 
 Two targets speak of one engine if its address and rank are the same (`NAME@HOST:PORT/RANK`, all names of this machine
 being one) and its name is, or one of them does not know it: KV events do not, nor does a log that lacks its beginning.
@@ -20,9 +20,9 @@ SUREST_FIRST: Final = ("confirmed", "likely", "cannot-tell")
 
 
 def joined(by_target: Sequence[tuple[str, Sequence[FindingReport]]]) -> list[FindingReport]:
-    """The findings of all targets, in their order, each trouble of an engine once.
+    """Return the findings of all targets, in their order, each problem of an engine once.
 
-    Where a target has several of a code (one for each request, say), the others' evidence goes to its first.
+    Where a target has several of a code (one for each request, for example), the others' evidence goes to its first.
     """
     left = [(target, finding) for target, findings in by_target for finding in findings]
     out: list[FindingReport] = []

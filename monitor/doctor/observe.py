@@ -34,15 +34,15 @@ from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
 from kvscope.monitor.text import timestamp
 
 WATCH_S = 3.0
-"""How long what is live is watched: two heartbeats, so that what moves can be told from what does not."""
+"""How long a live target is watched: two heartbeats, so that a moving engine differs from a still one."""
 SCRAPE_EVERY_S = 1.0
 
 
 @dataclass
 class Observation:
-    """A target that was looked at. `is_past`: what it shows is over, or has an end, so what was resolved by then counts
-    too; `since` and `until` (RFC 3339): but only what touches that window, and as it was at its end. `engine`: all that
-    it is about, though `query` knows others.
+    """A target that was inspected. `is_past`: its data is over, or has an end, so findings resolved by then count too.
+    `since` and `until` (RFC 3339) restrict it to findings that touch that window, as of its end. `engine`: all that it
+    is about, though `query` knows others.
     """
 
     target: str
@@ -61,7 +61,7 @@ class Observation:
         return [view for view in self.query.engines(self.until) if self.engine in ("", view.engine)]
 
     def findings(self) -> list[FindingReport]:
-        """What fires; and, of what is past, what was resolved: the worst first."""
+        """Return the findings that fire, and resolved ones of the past: the worst first."""
         if not self.is_past:
             return self.query.findings("firing", self.engine)
         found = self.query.findings(since=self.since, until=self.until)
@@ -88,8 +88,8 @@ def observe(
     token: str = "",
     window: Window = ALWAYS,
 ) -> Observation:
-    """Observe `target`; `streams` is what watches other event streams too. Raises BadTarget for what is
-    none, or has no past where a window of it is asked for, and CannotTell.
+    """Observe `target`. `streams` watches other event streams too. Raises BadTarget for what is none, or has no past
+    where a window of it is asked for, and CannotTell.
     """
     try:
         if is_service(target):
@@ -192,8 +192,8 @@ def look_back(url: str, window: Window, settings: Settings, *, timeout_s: float 
 
 
 def _read_past(target: str, source: Source, settings: Settings, window: Window) -> Observation:
-    """Read all of it, or until the end of the window. What is held at its beginning is known from the events before it;
-    of samples, those of the window alone count.
+    """Read all of it, or until the end of the window. The events before the window determine what is held at its
+    beginning. Of samples, only those of the window count.
     """
     watch = Pipeline(settings)
     span = _span_of(target, source, window)
@@ -224,7 +224,7 @@ def _read_past(target: str, source: Source, settings: Settings, window: Window) 
 
 
 def _span_of(target: str, source: Source, window: Window) -> Span | None:
-    """The window as times, which the source is told. Raises BadTarget, CannotTell and SourceError."""
+    """Return the window as times, which the source gets. Raises BadTarget, CannotTell and SourceError."""
     if window == ALWAYS:
         return None
     first_ns, last_ns = source.bounds()
@@ -238,7 +238,9 @@ def _span_of(target: str, source: Source, window: Window) -> Span | None:
 
 
 def _within_span(records: Sequence[Record], span: Span) -> Iterator[Record]:
-    """A fact holds from then on, and events add up from the beginning; samples count by themselves."""
+    """Yield records of the span. A fact holds from then on, and events add up from the beginning. Samples count by
+    themselves.
+    """
     for record in records:
         at_ns = record_ns(record)
         if isinstance(record, Sample):
@@ -255,7 +257,7 @@ def _judged_within(span: Span) -> str:
 def _text_notes(
     target: str, status: SourceStatus, watch: Pipeline, notes: list[str], facts: Sequence[Fact]
 ) -> list[str]:
-    """The notes of a log or a report. Raises CannotTell if it is too thin to be judged."""
+    """Return the notes of a log or a report. Raises CannotTell if it is too thin to be judged."""
     is_report = status.kind == TargetKind.PROSE
     if is_report:
         notes = notes + facts_in_words(facts)

@@ -53,7 +53,7 @@ def show_plan(plan: CapacityPlan, console: Console) -> None:
 
 
 def _show_inputs(plan: CapacityPlan, console: Console) -> None:
-    """A line for each input: its value and where it is from."""
+    """Print a line for each input: its value and where it is from."""
     if not plan.inputs:
         return
     console.print()

@@ -62,6 +62,6 @@ GROUP_KINDS: Final = frozenset(
 FAULT_SETTING: Final = re.compile(r"(?P<code>[a-z]+\.[a-z-]+)(?P<keys>(?::(?:every|after|limit)=\d{1,12})*)")
 """A fault of kvscope's own engine, as `--fault` takes it."""
 RELEASE_NUMBER: Final = re.compile(r"\d{1,6}(?:\.\d{1,6}){0,3}(?:(?:a|b|rc|\.dev|\.post)\d{1,6}){0,3}")
-"""A release's number. What a build adds behind it, such as `+acme.3`, may name a company."""
+"""A release's number. A build's suffix, such as `+acme.3`, may name a company."""
 PORT_AND_RANK: Final = re.compile(r"\d{1,5}(?:/\d{1,5})?")
 """The end of an engine's name: its port, and its rank."""

@@ -1,5 +1,5 @@
 """Takes out of events what may name anybody: host, model, requests, callers' traces, and every word of an engine's
-description that is not of a fixed vocabulary (kvscope.monitor.doctor.public_words). What is left is numbers.
+description that is not of a fixed vocabulary (kvscope.monitor.doctor.public_words). Only numbers remain.
 
 The same name becomes the same word throughout a bundle, and another word in the next: it is hashed with a key that is
 thrown away.
@@ -28,7 +28,7 @@ class Redactor:
         self._keep_ids = keep_ids
 
     def frame(self, frame: Frame) -> Frame:
-        """The same, of nobody."""
+        """Return the frame, anonymized."""
         engine = self.engine(frame.engine)
         if isinstance(frame, Batch):
             texts = {
@@ -39,7 +39,9 @@ class Redactor:
         return msgspec.structs.replace(frame, engine=engine, state=self._state(frame))
 
     def engine(self, name: str) -> str:
-        """`model-…@host-…:8000/0` of `tiny@somewhere:8000/0`; an address of this machine names nobody and stays."""
+        """Return `model-…@host-…:8000/0` for `tiny@somewhere:8000/0`. An address of this machine identifies no one and
+        stays.
+        """
         model, at, where = name.rpartition("@")
         host, colon, port_and_rank = where.rpartition(":")
         if not (at and colon and public_words.PORT_AND_RANK.fullmatch(port_and_rank)):
@@ -48,11 +50,13 @@ class Redactor:
         return f"{self._hashed('model', model)}@{shown}:{port_and_rank}"
 
     def request(self, name: str) -> str:
-        """`req-…`, or as it is if ids are kept."""
+        """Return `req-…`, or the name itself if ids are kept."""
         return name if self._keep_ids or not name else self._hashed("req", name)
 
     def description(self, text: str) -> str:
-        """An engine's description: figures, switches, and words of fixed vocabularies. Other words are hashed."""
+        """Return an engine's description: numbers, switches, and words of fixed vocabularies. Other words are
+        hashed.
+        """
         try:
             told = parse_description(text)
         except NotAFrame:
@@ -83,7 +87,7 @@ class Redactor:
         ).to_json()
 
     def _word(self, kind: str, word: str, public: frozenset[str]) -> str:
-        """Return a word of a fixed vocabulary as it is, and any other hashed."""
+        """Return a word of a fixed vocabulary unchanged, and any other hashed."""
         return word if word in public else self._hashed(kind, word)
 
     def _version(self, version: str) -> str:

@@ -1,4 +1,4 @@
-"""What the doctor found over all its targets: the JSON of `--format json`, described by report.schema.json."""
+"""The doctor's report over all its targets: the JSON of `--format json`, described by report.schema.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FailOn = Literal["error", "warning", "never"]
 
 
 class TargetReport(msgspec.Struct, frozen=True):
-    """One target: what it is and whether it could be looked at. `error` is empty if it could."""
+    """One target: its kind and whether it was readable. `error` is empty if it could."""
 
     target: str
     kind: str
@@ -37,7 +37,7 @@ class TargetReport(msgspec.Struct, frozen=True):
 
 
 class BalanceReport(msgspec.Struct, frozen=True):
-    """One engine's pool, in blocks; a figure that the target does not expose is null. `usage` is 0 to 1."""
+    """One engine's pool, in blocks, with null for values that the target does not expose. `usage` is 0 to 1."""
 
     target: str
     engine: str
@@ -74,7 +74,9 @@ class Report(msgspec.Struct, frozen=True):
     findings: list[FindingReport]
 
     def exit_code(self, fail_on: FailOn) -> int:
-        """0 nothing, 1 findings at or above the bar, 2 usage, 3 cannot tell; of several, 2 before 1 before 3."""
+        """Return 0 for nothing, 1 for findings at or above the bar, 2 for a usage error, 3 for cannot tell. Among
+        several, 2 comes before 1 before 3.
+        """
         statuses = {target.status for target in self.targets}
         if "bad-target" in statuses:
             return USAGE
@@ -93,7 +95,7 @@ def examine(
     prometheus: Sequence[str] = (),
     window: Window = ALWAYS,
 ) -> Report:
-    """Look at all targets at once, and at what the Prometheus servers stored; in the window, where there is a past."""
+    """Examine all targets at once, and the history of the Prometheus servers, in the window where there is a past."""
     streams = Pipeline(settings)
 
     def open_target(target: str) -> Observation:
@@ -172,7 +174,7 @@ def _balance_report(target: str, engine: EngineView) -> BalanceReport:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a Report: what report.schema.json holds."""
+    """Return the JSON schema of a Report: the content of report.schema.json."""
     (described,), components = schema_with_old_names([Report], "#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -50,7 +50,7 @@ def report_table(report: Report, console: Console) -> None:
 
 
 def short(report: Report, console: Console) -> None:
-    """One line for each target that could not be looked at, and for each finding."""
+    """Print one line for each target that could not be inspected, and for each finding."""
     for target in report.targets:
         if target.status != "ok":
             put_line(console, f"{target.status} {target.target}: {target.error}")
@@ -192,7 +192,9 @@ def _report_finding(finding: FindingReport, look: str, runbook: list[str], conso
 
 
 def _look(report: Report, finding: FindingReport) -> str:
-    """What opens the event with which it began; empty where it is in no stream, or the target has no past."""
+    """Return the address that opens its first event, or an empty string where it is in no stream, or the target has no
+    past.
+    """
     if not POSITION.fullmatch(finding.position):
         return ""
     for target in report.targets:
@@ -218,7 +220,7 @@ def _culprits(finding: FindingReport) -> str:
 
 
 def _effects(finding: FindingReport) -> list[str]:
-    """What it brings about, and is not reported for itself."""
+    """Return its effects, which are not reported on their own."""
     return [
         f"{effect.code}, since {clock(effect.since)} UTC"
         + (f": {counted(len(effect.requests), 'request')}, {listed(effect.requests, 8)}" if effect.requests else "")

@@ -31,7 +31,7 @@ class _EscapeHook(RenderHook):
 
 
 class _Escaped:
-    """What rich has laid out, with its texts escaped and its own orders to the terminal as they are."""
+    """Output laid out by rich, with its texts escaped and its own terminal codes kept."""
 
     def __init__(self, renderables: Iterable[ConsoleRenderable]) -> None:
         self._renderables = renderables
@@ -43,7 +43,7 @@ class _Escaped:
 
 
 def wrapped(console: Console, text: str, lead: str, style: str = "") -> None:
-    """A paragraph that hangs under its first word, with `lead` before that."""
+    """Print a paragraph that hangs under its first word, with `lead` before that."""
     lines = textwrap.wrap(escaped(text), WIDTH - len(lead), break_long_words=False, break_on_hyphens=False) or [""]
     for index, line in enumerate(lines):
         put_line(console, (lead if index == 0 else " " * len(lead)) + line, style)
@@ -55,7 +55,7 @@ def put_line(console: Console, text: str, style: str = "") -> None:
 
 
 def clock(stamp: str | None, precise: bool = False) -> str:
-    """The clock part of an RFC 3339 stamp."""
+    """Return the clock part of an RFC 3339 stamp."""
     if not stamp:
         return "?"
     return stamp[11:23] if precise else stamp[11:19]

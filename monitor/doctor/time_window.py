@@ -1,4 +1,4 @@
-"""The part of the past that is looked at: `--since` and `--until`, each a time or how long ago."""
+"""The part of the past to inspect: `--since` and `--until`, each a time or how long ago."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope.monitor.text import moment, timestamp
 
 
 class Span(NamedTuple):
-    """From when until when, in wall ns; `since_ns` is 0 where there is no beginning."""
+    """A span in wall ns. `since_ns` is 0 where there is no beginning."""
 
     since_ns: int
     until_ns: int
@@ -21,13 +21,13 @@ class Span(NamedTuple):
 
 
 class Window(NamedTuple):
-    """As it stands on the command line; empty texts: from the beginning, to the end."""
+    """The window of the command line. Empty texts mean from the beginning, and to the end."""
 
     since: str = ""
     until: str = ""
 
     def span(self, end_ns: int) -> Span:
-        """What it means where the last moment is `end_ns`: how long ago is counted back from there.
+        """Return the span if the last record is at `end_ns`: relative times count back from there.
 
         Raises BadTarget for a window in which there is no time.
         """

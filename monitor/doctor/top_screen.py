@@ -26,7 +26,7 @@ SORTS = {"blocks": "blocks held", "for_s": "time in state"}
 
 
 class View(NamedTuple):
-    """What is to be seen at one moment. `failure`: why the target cannot be heard just now, or nothing."""
+    """The data on screen at one time. `failure`: why the target is unreachable just now, or empty."""
 
     engines: list[EngineView]
     engine: str
@@ -71,7 +71,7 @@ class Looker(threading.Thread):
 
 
 class Story(Screen[None]):
-    """One request: what it is, what it waits for, its life."""
+    """One request: its state, its wait, and its phases."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "app.pop_screen", "Back")]
 
@@ -159,14 +159,14 @@ class Top(App[None]):
         table.move_cursor(row=keys.index(chosen) if chosen in keys else min(at, max(len(keys) - 1, 0)))
 
     def _chosen(self) -> str:
-        """The request under the cursor, by its number; empty if there is none."""
+        """Return the request under the cursor, by its number, or an empty string if there is none."""
         table = self._table
         if not table.row_count:
             return ""
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""
 
     def action_next_engine(self) -> None:
-        """The next one, and the first after the last."""
+        """Select the next one, and the first after the last."""
         if self._shown is not None and self._shown.engines:
             names = [view.engine for view in self._shown.engines]
             self.looker.chosen = names[(names.index(self._shown.engine) + 1) % len(names)]

@@ -1,4 +1,4 @@
-"""What `monitor top` shows, as text of 80 columns that is good in black and white."""
+"""Formats `monitor top` as text of 80 columns that is good in black and white."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS: Final = (
     ("computed/prompt", 16),
     ("out", 5),
 )
-"""Of the requests: name and width."""
+"""Columns of the requests: name and width."""
 
 
 def engines(views: Sequence[EngineView], chosen: str) -> Text:
@@ -85,7 +85,7 @@ def row(view: RequestView) -> list[str]:
 
 
 def findings(reports: Sequence[FindingReport], engine: str) -> Text:
-    """Those of one engine, each with its first sentence; then how many there are elsewhere."""
+    """Return those of one engine, each with its first sentence, and then how many there are elsewhere."""
     here = [report for report in reports if report.engine == engine]
     out = Text()
     for report in here:

@@ -23,7 +23,7 @@ from kvscope.monitor.sources.source_registry import is_service, open_source
 from kvscope.monitor.text import clock_time, counted, percent, timestamp
 
 ROUND_S = 1.0
-"""All targets are looked at once in so long."""
+"""The time for one check of all targets."""
 
 
 class Live(Protocol):
@@ -31,16 +31,16 @@ class Live(Protocol):
 
     @property
     def query(self) -> Query:
-        """What can be asked of it."""
+        """The queries of the target."""
         ...
 
     @property
     def engine(self) -> str:
-        """All that it is about, though `query` knows others; empty: all that `query` knows."""
+        """The engine that it is about, though `query` knows others. Empty means all that `query` knows."""
         ...
 
     def listen(self, timeout_s: float) -> str:
-        """Take in what it says within that time; why it cannot be heard just now, or nothing."""
+        """Receive events within that time. Return why nothing can be received just now, or an empty string."""
         ...
 
     def close(self) -> None:
@@ -67,16 +67,16 @@ class FollowedSource:
 
     @property
     def query(self) -> Query:
-        """What can be asked of it."""
+        """The queries of the target."""
         return self._watch
 
     @property
     def engine(self) -> str:
-        """The engine of a stream that shares its watch with others; else empty."""
+        """The engine of a stream that shares its watch with others, or else empty."""
         return self._source.status().engine if self._is_shared else ""
 
     def listen(self, timeout_s: float) -> str:
-        """Apply what comes within the time; return why nothing can be read now, or nothing."""
+        """Apply the records that come within the time. Return why nothing can be read now, or an empty string."""
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
             try:
@@ -124,8 +124,8 @@ class QueriedService:
 
 
 def open_live(target: str, settings: Settings, timeout_s: float, token: str, streams: Pipeline | None = None) -> Live:
-    """Return the target, followed; `streams` is what watches other event streams too. Raises BadTarget for what is
-    over or no source, and CannotTell.
+    """Return the target, followed. `streams` watches other event streams too. Raises BadTarget for what is over or no
+    source, and CannotTell.
     """
     try:
         if is_service(target):
@@ -148,8 +148,8 @@ def look_on(
     note: Callable[[str], None],
     beat: Callable[[str], None],
 ) -> list[FindingReport]:
-    """Look on until Ctrl-C; what fired at the end. `tell` takes each change, `note` what else has to be said (that a
-    target is not heard any more, and is again), `beat` a line each round on how things are. Raises as open_live does.
+    """Watch until Ctrl-C. Return the findings that fire at the end. `tell` takes each change, `note` other messages
+    (such as a lost or restored target), `beat` a status line each round. Raises as open_live does.
     """
     streams = Pipeline(settings)
     with ExitStack() as opened:

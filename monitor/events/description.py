@@ -1,4 +1,4 @@
-"""What an engine says of itself when it starts: the text that goes with STARTED."""
+"""An engine's description of itself at start: the text that goes with STARTED."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KVGroup(msgspec.Struct, omit_defaults=True):
 
 
 class EngineDescription(msgspec.Struct, omit_defaults=True):
-    """The engine's configuration in the field's own names. An empty string or 0 means that it was not said."""
+    """The engine's configuration in the field's own names. An empty string or 0 means not reported."""
 
     engine: str = ""
     version: str = ""
@@ -41,16 +41,16 @@ class EngineDescription(msgspec.Struct, omit_defaults=True):
     """Whether the stream has ENGINE_MODE events. Without them, a paused vLLM looks like one that stands still."""
     groups: list[KVGroup] = []
     faults: list[str] = []
-    """Faults that were switched on by hand, as `--fault` was given them; every page says so while there is one."""
+    """Faults that were switched on by hand, as given to `--fault`. Every page shows them."""
     other: dict[str, Any] = {}
 
     def to_json(self) -> str:
-        """The text for STARTED."""
+        """Return the text for STARTED."""
         return msgspec.json.encode(self).decode()
 
 
 def parse_description(text: str) -> EngineDescription:
-    """The description in `text`; fields from a newer release are left out. Raises NotAFrame if it is none."""
+    """Return the description in `text`, without fields from a newer release. Raises NotAFrame if it is none."""
     if not text:
         return EngineDescription()
     try:

@@ -1,7 +1,7 @@
-"""What an engine writes its events into, in its own thread, at the place where each thing happens.
+"""The log into which an engine writes its events, in its own thread, at the place where each thing happens.
 
-An event is appended to flat lists: a run of five numbers, its args, its ids. Nothing is packed, sent or looked at
-here; `flush` hands the lists over and starts new ones. The drain thread (publisher.py) does the rest.
+An event is appended to flat lists: a run of five numbers, its args, its ids. This module neither packs nor sends
+anything: `flush` hands the lists over and starts new ones. The drain thread (publisher.py) does the rest.
 
 `EventLog` is the real one, `SilentLog` the one of an engine whose stream is off.
 """
@@ -33,7 +33,7 @@ from kvscope.monitor.events.wire import NO_REQUEST, STACK_TEXT
 
 
 class Clock(Protocol):
-    """Where time comes from; the module `time` is one, a lab's virtual clock another."""
+    """The source of time: the module `time` is one, a lab's virtual clock another."""
 
     def monotonic_ns(self) -> int:
         """Nanoseconds that never go back."""
@@ -45,11 +45,11 @@ class Clock(Protocol):
 
 
 EngineHash: TypeAlias = int | bytes
-"""Of a prefix: keyed, or the bytes that `EventLog.keyed` makes it of before anything is packed."""
+"""The hash of a prefix: keyed, or the bytes from which `EventLog.keyed` makes it before packing."""
 
 
 class Flushed(NamedTuple):
-    """What happened between two flushes, still as lists."""
+    """The events between two flushes, still as lists."""
 
     first_step: int
     last_step: int
@@ -65,7 +65,7 @@ class Flushed(NamedTuple):
 
 
 class EventLog:
-    """A log that keeps what it is told until it is flushed, and then at most `capacity` flushes.
+    """A log that keeps its events until a flush, and then at most `capacity` flushes.
 
     When the drain thread is that far behind, a flush is dropped whole and counted in `dropped_batches` and
     `dropped_events`: the engine does not wait.
@@ -77,7 +77,7 @@ class EventLog:
         self.clock = clock
         self.capacity = capacity
         self.flushed: deque[tuple[Any, ...]] = deque()
-        """The fields of a Flushed each: making a named tuple is left to whoever takes them."""
+        """The fields of a Flushed each: the consumer makes the named tuple."""
         self.keyed: Callable[[bytes], int] | None = None
         """Makes hashes that may leave the process of those that may not: in the drain thread, as it takes longer."""
         self.side: deque[tuple[tuple[int, int, int, int, int], tuple[int, ...], dict[int, str]]] = deque()
@@ -90,30 +90,30 @@ class EventLog:
         self._ids: list[int] = []
 
     def started(self, total: int, reserved: int, block_size: int, description: str) -> None:
-        """The engine's life begins; `description` is JSON (kvscope.monitor.events.description)."""
+        """Log the start of an engine's epoch. `description` is JSON (kvscope.monitor.events.description)."""
         self._texts[NO_REQUEST] = description
         self._runs += (Kind.STARTED, 0, NO_REQUEST, 4, 0)
         self._args += (self.clock.monotonic_ns(), total, reserved, block_size)
 
     def stopped(self) -> None:
-        """The engine ends in good order."""
+        """Log the engine's orderly end."""
         self._runs += (Kind.STOPPED, 0, NO_REQUEST, 1, 0)
         self._args.append(self.clock.monotonic_ns())
 
     def tick(self, at_ns: int | None = None) -> None:
-        """The events that follow happen now, unless told when. Steps say their own time."""
+        """Set the time of the events that follow, now by default. Steps carry their own time."""
         self._runs += (_CLOCK, 0, NO_REQUEST, 1, 0)
         self._args.append(self.clock.monotonic_ns() if at_ns is None else at_ns)
 
     def engine_mode(self, mode: EngineMode) -> None:
-        """The engine was paused, put to sleep, or serves again."""
+        """Log that the engine was paused, put to sleep, or serves again."""
         self._runs += (Kind.ENGINE_MODE, 0, NO_REQUEST, 2, 0)
         self._args += (self.clock.monotonic_ns(), mode)
 
     def step_launched(
         self, step: int, requests: Sequence[int], tokens: Collection[int], at_ns: int | None = None
     ) -> None:
-        """The step was handed to the model with so many tokens for each request; now, unless told when."""
+        """Log that the model got the step with these tokens for each request, now by default."""
         self._runs += (_STEP_LAUNCHED, 0, NO_REQUEST, 2 + len(tokens), len(requests))
         self._args += (self.clock.monotonic_ns() if at_ns is None else at_ns, step)
         self._args += tokens
@@ -129,7 +129,7 @@ class EventLog:
         used: int,
         at_ns: int | None = None,
     ) -> None:
-        """The step is done, now, unless told when; the counts are the pool's own."""
+        """Log the end of a step, now by default. The counts are the pool's own."""
         self._runs += (_STEP_COMPLETED, 0, NO_REQUEST, 7, 0)
         at_ns = self.clock.monotonic_ns() if at_ns is None else at_ns
         self._args += (at_ns, step, duration_ns, limit, free, cached_idle, used)
@@ -166,14 +166,14 @@ class EventLog:
         args += (completed_ns, step, completed_ns - launched_ns, limit, free, cached_idle, used)
 
     def allocated(self, request: int, ids: Sequence[int], evicted: Sequence[EngineHash] = (), group: int = 0) -> None:
-        """Free blocks became the request's; `evicted` are the hashes they lost."""
+        """Log that free blocks became the request's. `evicted` are the hashes they lost."""
         self._runs += (_ALLOCATED, group, request, len(evicted), len(ids))
         self._ids += ids
         if evicted:
             self._args += evicted
 
     def reused(self, request: int, ids: Sequence[int], group: int = 0) -> None:
-        """A prefix hit on these blocks."""
+        """Log a prefix hit on these blocks."""
         self._runs += (_REUSED, group, request, 0, len(ids))
         self._ids += ids
 
@@ -184,7 +184,7 @@ class EventLog:
         self._args += hashes
 
     def evicted(self, ids: Sequence[int], cause: int, group: int = 0) -> None:
-        """Cached blocks lost their hash."""
+        """Log that cached blocks lost their hash."""
         self._runs += (Kind.EVICTED, group, NO_REQUEST, 1, len(ids))
         self._args.append(cause)
         self._ids += ids
@@ -195,7 +195,7 @@ class EventLog:
         self._ids += ids
 
     def released(self, request: int, ids: Sequence[int], reason: Release, group: int = 0) -> None:
-        """The request gave its reference to each of these back."""
+        """Log that the request gave up its reference to each of these."""
         self._runs += (_RELEASED, group, request, 1, len(ids))
         self._args.append(reason)
         self._ids += ids
@@ -209,7 +209,7 @@ class EventLog:
         lease_deadline_ns: int = 0,
         group: int = 0,
     ) -> None:
-        """The request's end does not free these."""
+        """Log that the request's end does not free these."""
         self._runs += (Kind.FREE_DEFERRED, group, request, 3, len(ids))
         self._args += (holder, fence, lease_deadline_ns)
         self._ids += ids
@@ -231,7 +231,7 @@ class EventLog:
         self._ids += ids
 
     def looked_up(self, request: int, tokens: int, hit_tokens: int, group: int = 0) -> None:
-        """The prefix cache was asked."""
+        """Log a look-up in the prefix cache."""
         self._runs += (Kind.LOOKED_UP, group, request, 2, 0)
         self._args += (tokens, hit_tokens)
 
@@ -245,7 +245,7 @@ class EventLog:
         blocks_to_admit: int,
         blocks_to_finish: int,
     ) -> None:
-        """The request is at the scheduler; `text` is the id that its client and the log know."""
+        """Log a request at the scheduler. `text` is the id that its client and the log know."""
         self._texts[request] = text
         self._runs += (Kind.ARRIVED, 0, request, 6, 0)
         self._args += (
@@ -258,7 +258,7 @@ class EventLog:
         )
 
     def traced(self, request: int, trace: TraceContext) -> None:
-        """It has arrived as part of its caller's trace."""
+        """Log that it arrived as part of its caller's trace."""
         self._runs += (Kind.TRACED, 0, request, 4, 0)
         self._args += trace
 
@@ -273,17 +273,17 @@ class EventLog:
         self._args += (needed, free)
 
     def not_scheduled(self, request: int, cause: Cause, times: int) -> None:
-        """Passed over for this cause, so often so far."""
+        """Log that the scheduler skipped it for this cause, with the count so far."""
         self._runs += (Kind.NOT_SCHEDULED, 0, request, 2, 0)
         self._args += (cause, times)
 
     def admitted(self, request: int, num_computed_tokens: int) -> None:
-        """Runs from here."""
+        """Log that it runs from here on."""
         self._runs += (Kind.ADMITTED, 0, request, 1, 0)
         self._args.append(num_computed_tokens)
 
     def first_token(self, request: int) -> None:
-        """The first output token is out."""
+        """Log its first output token."""
         self._runs += (Kind.FIRST_TOKEN, 0, request, 0, 0)
 
     def progressed(self, requests: Sequence[int], computed: Sequence[int], outputs: Sequence[int]) -> None:
@@ -299,21 +299,21 @@ class EventLog:
         self._args += (reason, for_request, blocks, tokens_lost)
 
     def waiting_on(self, request: int, status: Status) -> None:
-        """Waits for something outside the scheduler."""
+        """Log that it waits for something outside the scheduler."""
         self._runs += (Kind.WAITING_ON, 0, request, 1, 0)
         self._args.append(status)
 
     def ready(self, request: int) -> None:
-        """What it waited for has come."""
+        """Log that the object of its wait has come."""
         self._runs += (Kind.READY, 0, request, 0, 0)
 
     def remote_load(self, request: int, outcome: Load, tokens: int) -> None:
-        """A fetch of remote KV ended."""
+        """Log the end of a fetch of remote KV."""
         self._runs += (Kind.REMOTE_LOAD, 0, request, 2, 0)
         self._args += (outcome, tokens)
 
     def completion_delivered(self, request: int) -> None:
-        """The connector is done with the request's blocks."""
+        """Log that the connector is done with the request's blocks."""
         self._runs += (Kind.COMPLETION_DELIVERED, 0, request, 1, 0)
         self._args.append(self.clock.monotonic_ns())
 
@@ -323,18 +323,18 @@ class EventLog:
         self._args.append(status)
 
     def tier(self, op: TierOp, tier: Tier, used: int, capacity: int, hashes: Sequence[int]) -> None:
-        """An outer tier changed."""
+        """Log a change of an outer tier."""
         self._runs += (Kind.TIER, 0, NO_REQUEST, 4 + len(hashes), 0)
         self._args += (op, tier, used, capacity)
         self._args += hashes
 
     def memory(self, bill: Sequence[int]) -> None:
-        """The memory bill, in the order of SCHEMA[Kind.MEMORY]."""
+        """Log the memory breakdown, in the order of SCHEMA[Kind.MEMORY]."""
         self._runs += (Kind.MEMORY, 0, NO_REQUEST, len(bill), 0)
         self._args += bill
 
     def audit_begin(self, cycle: int) -> None:
-        """A reading of the engine's own tables begins."""
+        """Log the beginning of a reading of the engine's own tables."""
         self._runs += (Kind.AUDIT_BEGIN, 0, NO_REQUEST, 1, 0)
         self._args.append(cycle)
 
@@ -358,14 +358,14 @@ class EventLog:
         detached: bool = False,
         group: int = 0,
     ) -> None:
-        """A request's block table, and who holds it after its end (`holder` 0: nobody)."""
+        """Log a request's block table, and its holder after its end (`holder` 0: none)."""
         self._texts[request] = text
         self._runs += (Kind.AUDIT_REQUEST, group, request, 7, len(ids))
         self._args += (status, computed, outputs, holder, fence, lease_deadline_ns, detached)
         self._ids += ids
 
     def audit_end(self, cycle: int, free: int, cached_idle: int, used: int, requests: int) -> None:
-        """The reading is complete."""
+        """Log the end of the reading."""
         self._runs += (Kind.AUDIT_END, 0, NO_REQUEST, 5, 0)
         self._args += (cycle, free, cached_idle, used, requests)
 
@@ -378,19 +378,19 @@ class EventLog:
             self._aside(Kind.TRACED, request, trace)
 
     def fetch_ended(self, request: int) -> None:
-        """The connector is done with fetching the request's KV, and has yet to be asked for it. From any thread."""
+        """Log that the connector has fetched the request's KV, before the engine polls it. From any thread."""
         self._aside(Kind.COMPLETION_DELIVERED, request, (self.clock.monotonic_ns(),))
 
     def client_gone(self, request: int) -> None:
-        """The client closed the connection. From any thread."""
+        """Log that the client closed the connection. From any thread."""
         self._aside(Kind.CLIENT_GONE, request, (self.clock.monotonic_ns(),))
 
     def ended_before_arrival(self, request: int, status: Status) -> None:
-        """It was received, and ended without reaching the scheduler. From any thread."""
+        """Log that it ended after reception without reaching the scheduler. From any thread."""
         self._aside(Kind.FINISHED, request, (status,))
 
     def stalled(self, request: int, status: Status, since_step: int, cause: Cause) -> None:
-        """The engine's watchdog saw no progress. From any thread."""
+        """Log that the engine's watchdog saw no progress. From any thread."""
         self._aside(Kind.STALLED, request, (self.clock.monotonic_ns(), status, since_step, cause))
 
     def not_queued(self, request: int, status: Status) -> None:
@@ -398,7 +398,7 @@ class EventLog:
         self._aside(Kind.NOT_QUEUED, request, (self.clock.monotonic_ns(), status))
 
     def stack(self, step: int, since_ns: int, layer: Layer, frames: str) -> None:
-        """The engine's thread has stood in this step since then; `frames` a line each. From any thread."""
+        """Log that the engine's thread has stood in this step since then. `frames` has a line each. From any thread."""
         self._aside(Kind.STACK, NO_REQUEST, (self.clock.monotonic_ns(), step, since_ns, layer), frames, STACK_TEXT)
 
     def _aside(
@@ -417,7 +417,7 @@ class EventLog:
             self.dropped_events += events
 
     def flush(self, first_step: int, last_step: int, counts: tuple[int, int, int, int]) -> None:
-        """Hand over what was written since the last flush; `counts` are free, cached-idle, used, total. Never waits."""
+        """Hand over the events since the last flush. `counts` are free, cached-idle, used, total. Never waits."""
         if not self._runs:
             return
         if len(self.flushed) >= self.capacity:

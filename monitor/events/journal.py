@@ -1,12 +1,12 @@
 """A journal: a directory of segments that keeps frames as they were sent, readable after a crash at any byte.
 
-A segment is a file `EPOCH-SEQUENCE.kvj`, named for the first batch it may hold so that names sort in time. It
-begins with the eight bytes `KVSCOPE` and 1, then has records: length (uint32), CRC-32 of the payload (uint32), the
-payload (a frame, see wire.py), all little-endian. Every segment begins with a keyframe if one can be had, so each
-can be read on its own. A record cut short or damaged ends its segment; what came before it stands. So does a record of
-length 0: a power cut leaves zeros at the end of a file.
+A segment is a file `EPOCH-SEQUENCE.kvj`, named for the first batch it may hold so that names sort in time. It begins
+with the eight bytes `KVSCOPE` and 1, then has records: length (uint32), CRC-32 of the payload (uint32), the payload (a
+frame, see wire.py), all little-endian. Every segment begins with a keyframe if one can be had, so each can be read on
+its own. A record cut short or damaged ends its segment, but the records before it stand. So does a record of length 0:
+a power cut leaves zeros at the end of a file.
 
-A recording is a journal; so is what an engine keeps of itself, and what the service has not yet closed.
+A recording is a journal, and so are an engine's own record of itself and the open segments of the service.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotAJournal(ContractError):
 
 
 class JournalSegment(NamedTuple):
-    """A file of a journal, by what its name says."""
+    """A file of a journal, by its name."""
 
     epoch: int
     first_sequence: int
@@ -45,9 +45,9 @@ class JournalSegment(NamedTuple):
 class JournalWriter:
     """Appends frames to a journal in `directory`, which is made if missing.
 
-    A new segment begins after `segment_bytes` or `segment_s`; it starts with what `keyframe()` gives, unless that is
-    None. The oldest segments go when the journal is larger than `keep_bytes` (0: keep all).
-    Each append reaches the operating system before it returns, so a killed process loses nothing it appended.
+    A new segment begins after `segment_bytes` or `segment_s`, with the result of `keyframe()`, unless that is None. The
+    oldest segments go when the journal is larger than `keep_bytes` (0: keep all). Each append reaches the operating
+    system before it returns, so a killed process loses nothing it appended.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class JournalWriter:
             return True
 
     def append(self, payload: bytes, sequence: int) -> None:
-        """Keep one frame; `sequence` is its batch's (or the last one's, for what a source adds)."""
+        """Keep one frame. `sequence` is its batch's (or the last one's, for records that a source adds)."""
         age_s = (self._clock.monotonic_ns() - self._opened_ns) / 1e9
         if self._fd < 0 or self._size >= self.segment_bytes or age_s >= self.segment_s:
             self._open(sequence)
@@ -132,7 +132,7 @@ class JournalWriter:
 
 
 def journal_segments(directory: Path) -> list[JournalSegment]:
-    """The journal's segments in time's order; files of other names are not its."""
+    """Return the journal's segments in order of time. Files of other names are ignored."""
     found = []
     for path in directory.iterdir():
         match = _NAME.fullmatch(path.name)
@@ -142,7 +142,7 @@ def journal_segments(directory: Path) -> list[JournalSegment]:
 
 
 def read_segment(path: Path) -> Iterator[bytes]:
-    """The payloads in one segment, until one that was cut short or damaged: see `tail_lost` and `damaged_at`.
+    """Yield the payloads in one segment, until one that was cut short or damaged: see `tail_lost` and `damaged_at`.
 
     Raises NotAJournal if the file does not begin as a segment does.
     """
@@ -157,7 +157,7 @@ def read_segment(path: Path) -> Iterator[bytes]:
 
 
 def _next_payload(file: BinaryIO) -> bytes | None:
-    """The payload of the next record, None if no whole record follows."""
+    """Return the payload of the next record, or None if no whole record follows."""
     record = file.read(RECORD.size)
     if len(record) < RECORD.size:
         return None
@@ -167,7 +167,7 @@ def _next_payload(file: BinaryIO) -> bytes | None:
 
 
 def damaged_at(path: Path) -> int | None:
-    """The byte at which the first damaged record of a segment begins.
+    """Return the byte at which the first damaged record of a segment begins.
 
     None if there is none. A writer that was killed leaves a record that ends too early, and a power cut zeros: neither
     is damage.

@@ -1,7 +1,7 @@
 """The vocabulary of the contract: every kind of event, its fields, and the names behind its numbers.
 
-Names are vLLM's where it has one. Numbers are for ever: a release may add, never change or reuse one.
-Times in events are nanoseconds of the engine's monotonic clock; a batch's header ties them to the wall clock.
+Names are vLLM's where it has one. Numbers are for ever: a release may add, never change or reuse one. Times in events
+are nanoseconds of the engine's monotonic clock. A batch's header ties them to the wall clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class Kind(IntEnum):
-    """What happened. The hundreds give the family; `SCHEMA` gives the fields."""
+    """What happened. The hundreds give the family, and `SCHEMA` gives the fields."""
 
     STARTED = 1
     STEP_LAUNCHED = 2
@@ -118,11 +118,11 @@ CAUSE_OF: Final = {
     int(Status.WAITING_FOR_REMOTE_KVS): Cause.REMOTE_KV,
     int(Status.WAITING_FOR_STREAMING_REQ): Cause.STREAMING_INPUT,
 }
-"""Why a request is in a state in which it waits, as far as the state alone tells."""
+"""Why a request waits, as far as its state alone shows."""
 
 
 class Release(IntEnum):
-    """Why a reference to a block was given back."""
+    """Why a reference to a block was released."""
 
     FINISHED = 1
     ABORTED = 2
@@ -151,7 +151,7 @@ class Preempt(IntEnum):
 
 
 class Holder(IntEnum):
-    """Who asked that blocks be kept after their request's end."""
+    """The party that asked to keep blocks after their request's end."""
 
     CONNECTOR = 1
     FENCE = 2
@@ -160,7 +160,7 @@ class Holder(IntEnum):
 
 
 class Limit(IntEnum):
-    """What kept a step from being larger."""
+    """The bound on the size of a step."""
 
     NONE = 0
     KV = 1
@@ -201,7 +201,7 @@ class Load(IntEnum):
 
 
 class TierOp(IntEnum):
-    """What was done with keys of an outer tier."""
+    """The operation on keys of an outer tier."""
 
     STORED = 1
     PINNED = 2
@@ -220,8 +220,8 @@ class Tier(IntEnum):
 class Fields(NamedTuple):
     """The layout of one kind: what its request number, args and ids mean, in order.
 
-    `args` names the leading arguments; a last name ending in `*` takes all that remain.
-    `ids` says what the ids are ("" for none). Events about a request carry its number; others carry -1.
+    `args` names the leading arguments. A last name ending in `*` takes all that remain. `ids` names the meaning of the
+    ids ("" for none). Events about a request carry its number. Others carry -1.
     """
 
     request_event_text: bool
@@ -450,7 +450,7 @@ class Stage(IntEnum):
 
 
 def name_of(enum: type[IntEnum], value: int) -> str:
-    """The name of `value` in `enum`; a value from a newer engine keeps its number, as `UNKNOWN(17)`."""
+    """Return the name of `value` in `enum`. A value from a newer engine keeps its number, as `UNKNOWN(17)`."""
     try:
         return enum(value).name
     except ValueError:

@@ -1,7 +1,7 @@
 """Bounds on every input, in one place. docs/limits.md lists them with what happens beyond each.
 
-Bytes are bytes, times are seconds unless the name says otherwise. A bound lies well beyond what engines are known to
-do, so that only damaged or hostile input meets it.
+Bytes are bytes, and times are seconds unless the name has another unit. A bound lies well beyond what engines are known
+to do, so that only damaged or hostile input meets it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ QUESTION_BYTES: Final = 64
 QUESTIONS_PER_TURN: Final = 8
 """Questions that the drain thread takes each time it drains the log."""
 REPLY_BYTES: Final = 4 << 20
-"""One answer of batches, but for the last of them; the client asks again for more."""
+"""One answer of batches, except the last of them. The client asks again for more."""
 UNREAD_ANSWERS: Final = 1
 """Answers that wait for one client of the replay socket, beside the one that is being sent to it."""
 CLIENT_BYTES_PER_S: Final = 32 << 20
-"""Answers to one client of the replay socket; bursts of two seconds' worth are allowed."""
+"""Answers to one client of the replay socket, with bursts of two seconds' worth."""
 ALL_CLIENTS_BYTES_PER_S: Final = 128 << 20
 """Answers to all clients of the replay socket together."""
 KEYFRAME_INTERVAL_NS: Final = 1_000_000_000
@@ -29,8 +29,9 @@ KEYFRAME_INTERVAL_NS: Final = 1_000_000_000
 KEYFRAME_WAIT_NS: Final = 4_000_000_000
 """The longest that a client waits for its next keyframe: the wait doubles from one second with each that it is sent."""
 SUBSCRIBER_MESSAGES: Final = 100
-"""Published batches that wait for one subscriber, five seconds of them; the replay socket has those that it then
-misses."""
+"""Published batches that wait for one subscriber, five seconds of them. The replay socket has those that it then
+misses.
+"""
 UNREAD_MESSAGES: Final = 1_000
 """Published batches that wait in a reader that is behind, or for a gap before them. It asks the replay socket for those
 beyond."""

@@ -14,7 +14,7 @@ from kvscope.monitor.events.samples import Fact, KvEvents, ReportedEvent, Sample
 from kvscope.monitor.events.wire import MAGIC, MAJOR, MINOR, PREFIX
 
 Observed = Sample | Fact | KvEvents | ReportedEvent
-"""What a source without an event stream brings."""
+"""The records of a source without an event stream."""
 OBSERVED_LETTERS: Final[dict[type[Observed], str]] = {Sample: "S", Fact: "F", KvEvents: "E", ReportedEvent: "R"}
 OBSERVED_DECODERS: Final[dict[str, msgspec.msgpack.Decoder[Observed]]] = {
     letter: msgspec.msgpack.Decoder(cls) for cls, letter in OBSERVED_LETTERS.items()

@@ -1,6 +1,6 @@
-"""What can be learned of an engine that does not speak the contract: figures at a moment, and facts.
+"""The data of an engine that does not speak the contract: metrics at one time, and facts.
 
-A source makes them of a line of a log or of a metrics page. What was not said is None, never 0. KV events are what an
+A source makes them of a line of a log or of a metrics page. Missing values are None, never 0. KV events are what an
 engine publishes of its prefix cache: which contents it keeps, and nothing of who uses them.
 """
 
@@ -17,8 +17,8 @@ DurationCount = tuple[float, float, int]
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
 
-    `usage` is the share of the pool that is referenced, 0 to 1; throughputs are tokens per second since
-    the sample before. `source` is where it was read: log, metrics (a page) or prometheus (a server's history).
+    `usage` is the share of the pool that is referenced, 0 to 1. Throughputs are tokens per second since the sample
+    before. `source` is where it was read: log, metrics (a page) or prometheus (a server's history).
     """
 
     engine: str
@@ -32,17 +32,17 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix_hit_rate: float | None = None
     preemptions: int | None = None
     deferred: int | None = None
-    """Those of `waiting` that wait for something other than room: a grammar, or KV from elsewhere."""
+    """Requests among `waiting` that wait for something other than room: a grammar, or KV from elsewhere."""
     awake: bool | None = None
-    """False while the engine is told to sleep: nothing runs then, and it is meant so."""
+    """False while the engine sleeps on request: nothing runs then, by intention."""
     steps: int | None = None
-    """Completed since the engine started; so are these: requests answered to their end, requests that were aborted
-    or failed, tokens generated.
+    """Completed since the engine started. The same holds for requests answered to their end, requests that were aborted
+    or failed, and tokens generated.
     """
     finished: int | None = None
     generation_tokens: int | None = None
     restarted: bool = False
-    """A counter went back since the sample before: the engine was started anew, and what was is over."""
+    """A counter went back since the sample before: the engine restarted, and its past is over."""
     source: str = "log"
     aborted: int | None = None
     measured_requests: int | None = None
@@ -86,14 +86,14 @@ class ReportedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     quote: str = ""
     at_ns: int | None = None
     told: bool = False
-    """A sentence mentions it; the engine's own line is not in the text."""
+    """A sentence mentions it, and the engine's own line is not in the text."""
 
 
 class KvEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Blocks that an engine began or ceased to keep for their prefix: `what` is stored, removed or cleared (all).
 
-    `hashes` name the blocks' contents, `parent` the content before the first of them (None: it begins a prompt);
-    `group` is the KV group. What the tokens were is not kept.
+    `hashes` name the blocks' contents, `parent` the content before the first of them (None: it begins a prompt), and
+    `group` is the KV group. The tokens themselves are not kept.
     """
 
     what: str
@@ -105,7 +105,7 @@ class KvEvent(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 class KvEvents(msgspec.Struct, frozen=True, omit_defaults=True):
     """KV events of one step, in their order.
 
-    `lost`: so many batches before this one never came. `restarted`: the engine's count began anew.
+    `lost`: so many batches before this one never came. `restarted`: the engine's count began again at 0.
     """
 
     engine: str

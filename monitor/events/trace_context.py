@@ -3,7 +3,7 @@
     00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
        trace id                         parent span id   flags (1: the caller records this trace)
 
-https://www.w3.org/TR/trace-context/. It names a trace and tells nothing of what was asked.
+https://www.w3.org/TR/trace-context/. It names a trace and reveals nothing of the prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class TraceContext(NamedTuple):
 
 
 def parse_traceparent(header: str | None) -> TraceContext | None:
-    """What a `traceparent` header names; None without one, and for one that is none: that is to be ignored."""
+    """Return the trace context of a `traceparent` header, or None without a valid one, which the specification says to
+    ignore.
+    """
     found = _TRACEPARENT.fullmatch(header.strip()) if header else None
     if found is None or (found[1] == "00" and found[5]):
         return None

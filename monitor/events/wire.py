@@ -1,8 +1,8 @@
 """How a batch and a keyframe look as bytes. docs/contract.md has the same, byte by byte, with an example.
 
-A frame is five bytes, `K V major minor type`, and then one msgpack array. Within a major version fields are only
-ever added at the end of the array and kinds only ever added, so a reader takes any minor version; a newer major
-version is refused.
+A frame is five bytes, `K V major minor type`, and then one msgpack array. Within a major version fields are only ever
+added at the end of the array and kinds only ever added, so a reader takes any minor version. A newer major version is
+refused.
 
     ContractError        what reached us is not, or not only, the contract
     ├─ NotAFrame         the bytes are no frame of ours, or are damaged
@@ -57,12 +57,12 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """What one engine did in one or a few steps.
+    """The events of one engine in one or a few steps.
 
-    `runs` is int32, five to an event (kind, group, request, number of args, number of ids); `args` is int64 and
-    `ids` int32, each event's following the last's. `texts` maps a request's number to its id where first named,
-    and -1 to the engine's description as JSON. The counts are the pool's own at the end of the batch (-1: not
-    said); `free` includes cached_idle; `total` includes reserved blocks.
+    `runs` is int32, five to an event (kind, group, request, number of args, number of ids). `args` is int64 and `ids`
+    int32, each event's following the last's. `texts` maps a request's number to its id where first named, and -1 to the
+    engine's description as JSON. The counts are the pool's own at the end of the batch (-1: not reported). `free`
+    includes cached_idle, and `total` includes reserved blocks.
     """
 
     engine: str
@@ -94,10 +94,10 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Keyframe(msgspec.Struct, array_like=True, frozen=True):
-    """The whole state after batch `sequence`; a reader that has it needs nothing from before.
+    """The whole state after batch `sequence`. A reader that has it needs nothing from before.
 
-    `state` is what State.dump packs. `damaged` says that the engine lost events before this and has not yet
-    audited everything since, so that some figures may be wrong.
+    `state` is what State.dump packs. `damaged` means that the engine lost events before this and has not yet audited
+    everything since, so that some numbers may be wrong.
     """
 
     engine: str
@@ -119,12 +119,13 @@ _DECODERS: Final = {letter: msgspec.msgpack.Decoder(cls) for letter, cls in _TYP
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame as bytes."""
+    """Return the frame as bytes."""
     return MAGIC + bytes((MAJOR, MINOR)) + _LETTERS[type(frame)] + _WIRE_ENCODER.encode(frame)
 
 
 def decode(payload: bytes | memoryview) -> Frame | None:
-    """The frame in `payload`, its columns being views of it; None for a type of frame from a newer minor version.
+    """Return the frame in `payload`, its columns being views of it, or None for a type of frame from a newer minor
+    version.
 
     Raises NewerVersion for a newer major version and NotAFrame for anything else that is not a frame.
     """
@@ -151,7 +152,7 @@ def decode(payload: bytes | memoryview) -> Frame | None:
 
 
 def _check_columns(batch: Batch) -> None:
-    """The columns must add up; State.apply relies on it."""
+    """Check that the columns add up. State.apply relies on it."""
     if len(batch.runs) % 20 or len(batch.args) % 8 or len(batch.ids) % 4:
         raise NotAFrame(f"batch {batch.sequence}: a column is not a whole number of values long")
     runs = batch.runs.cast("i").tolist()
@@ -166,7 +167,7 @@ def _check_columns(batch: Batch) -> None:
 
 
 def is_alive(frame: Frame) -> bool:
-    """Whether the frame shows that its engine lives now: a heartbeat, or a keyframe."""
+    """Whether the frame shows that its engine is alive: a heartbeat, or a keyframe."""
     return isinstance(frame, Keyframe) or Kind.HEARTBEAT in frame.runs.cast("i").tolist()[::5]
 
 
@@ -219,7 +220,7 @@ def _check_start(batch: Batch, runs: list[int]) -> None:
 
 
 def _depth(text: str) -> int:
-    """How deep the objects and lists of a JSON text are nested at most; brackets in its strings count too."""
+    """Return how deep the objects and lists of a JSON text nest at most. Brackets in its strings count too."""
     depth = deepest = 0
     if text.count("{") + text.count("[") <= limits.DESCRIPTION_DEPTH:
         return 0
@@ -233,7 +234,7 @@ def _depth(text: str) -> int:
 
 
 def fives(runs: list[int]) -> Iterator[tuple[int, int, int, int, int]]:
-    """A flat list of runs, one (kind, group, request, number of args, number of ids) at a time."""
+    """Yield the runs of a flat list, one (kind, group, request, number of args, number of ids) at a time."""
     values = iter(runs)
     return zip(values, values, values, values, values, strict=True)
 
@@ -253,7 +254,7 @@ def batch_of(
     mono_ns: int = 0,
     texts: dict[int, str] | None = None,
 ) -> Batch:
-    """A batch from events one by one: for what sources add, and for tests. Engines use EventLog."""
+    """Return a batch of single events, for sources that add some, and for tests. Engines use EventLog."""
     runs: list[int] = []
     args: list[int] = []
     ids: list[int] = []

@@ -17,22 +17,22 @@ _PROC: Final = Path("/proc")
 
 
 class Process(NamedTuple):
-    """Who may have memory of a device."""
+    """A process that may have memory of a device."""
 
     pid: int
     engine: str
 
 
 def here(engine: str, pid: int) -> Process | None:
-    """The process of the engine of that id (NAME@HOST:PORT/RANK), if it runs on this machine."""
+    """Return the process of the engine of that id (NAME@HOST:PORT/RANK), if it runs on this machine."""
     host = engine.rpartition("@")[2].rpartition(":")[0]
     local = host in ("localhost", "[::1]", socket.gethostname()) or host.startswith("127.")
     return Process(pid, engine) if pid and local else None
 
 
 def gpu_families(engines: Iterable[Process]) -> Iterator[Metric]:
-    """kvscope_gpu_*: memory and how busy, by device; memory of each of these engines, and of all others. No family at
-    all without a GPU, and no figure that the driver does not give.
+    """Yield kvscope_gpu_*: memory and utilization by device, and memory of each of these engines and of all others. No
+    family at all without a GPU, and no figure that the driver does not give.
     """
     if not _has_nvml():
         return
@@ -68,7 +68,7 @@ def gpu_families(engines: Iterable[Process]) -> Iterator[Metric]:
 
 
 def by_engine(used: Mapping[int, int], engines: Mapping[int, str]) -> Counter[str]:
-    """Bytes by engine, from those by process; what belongs to no engine is OTHERS'."""
+    """Return bytes by engine, from those by process. Processes of no engine count for OTHERS."""
     totals: Counter[str] = Counter()
     for pid, size in used.items():
         owner = next((engines[one] for one in _with_parents(pid) if one in engines), OTHER_PROCESSES)
@@ -77,7 +77,7 @@ def by_engine(used: Mapping[int, int], engines: Mapping[int, str]) -> Counter[st
 
 
 def _with_parents(pid: int) -> Iterator[int]:
-    """A process, its parent, and so on: a worker belongs to the engine that started it."""
+    """Yield a process, its parent, and so on: a worker belongs to the engine that started it."""
     while pid > 1:
         yield pid
         try:
@@ -93,7 +93,7 @@ def _gauge(name: str, says: str, label: str) -> GaugeMetricFamily:
 
 @cache
 def _has_nvml() -> bool:
-    """Whether a driver answers; asked once."""
+    """Whether a driver answers, checked once."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -102,7 +102,7 @@ def _has_nvml() -> bool:
 
 
 def _device_count() -> int:
-    """How many devices; none while the driver is being reloaded."""
+    """Return the number of devices, or none while the driver is being reloaded."""
     try:
         return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError:
@@ -110,7 +110,7 @@ def _device_count() -> int:
 
 
 def _busy(handle: Any) -> dict[str, float]:
-    """A device that is cut into instances does not say."""
+    """Return the utilization, without a device that is cut into instances, which does not report it."""
     try:
         rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     except pynvml.NVMLError:
@@ -119,7 +119,7 @@ def _busy(handle: Any) -> dict[str, float]:
 
 
 def _processes(handle: Any) -> dict[int, int]:
-    """Bytes by process, of those whose size the driver says."""
+    """Return bytes by process, of those whose size the driver reports."""
     try:
         found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:

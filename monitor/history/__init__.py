@@ -1,4 +1,4 @@
-"""What was seen, kept: segments on disk, SQL over them, the state at any past moment.
+"""Stored history: segments on disk, SQL over them, the state at any past time.
 
     history.py       what is asked: the ledger as it was, points, batches
     segments.py      where things lie, and what they are called

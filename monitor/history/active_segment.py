@@ -77,7 +77,7 @@ class Opened:
         self.bytes_lost = max(0, size - self._read)
 
     def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
-        """The frames from number `first` up to, not including, `end`, each with its number."""
+        """Yield the frames from number `first` up to, not including, `end`, each with its number."""
         places = self.index.place[first:end]
         numbers = dict(zip(places, range(first, end), strict=False))
         for offset, payload in _active_records(self.path, places[0]) if places else ():
@@ -91,13 +91,13 @@ class Opened:
                         yield numbers[offset], frame
 
     def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
-        """The texts of each batch, by the number of the request that each is about, with its time and epoch."""
+        """Yield the texts of each batch, by the number of the request that each is about, with its time and epoch."""
         for number, frame in self.frames(0, len(self.index)):
             if isinstance(frame, Batch) and frame.texts:
                 yield self.index.wall[number], frame.epoch, frame.texts
 
     def kept_notes(self) -> Iterator[Packed]:
-        """What is kept beside the frames."""
+        """Yield the notes beside the frames."""
         if not self.notes:
             return
         with self.path.open("rb") as file:
@@ -107,7 +107,7 @@ class Opened:
                     yield note
 
     def points(self, rows: Sequence[int]) -> Iterator[Point]:
-        """Those of the points whose times are at these places of `point_times`."""
+        """Yield the points at these indices of `point_times`."""
         with self.path.open("rb") as file:
             for row in rows:
                 note = _note_at(file, self._point_offsets[row])
@@ -159,7 +159,7 @@ def _note_at(file: BinaryIO, offset: int) -> Packed | None:
 
 
 def _active_records(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
-    """The whole records of a journal's file from `offset` on, each with its own offset."""
+    """Yield the whole records of a journal's file from `offset` on, each with its own offset."""
     with path.open("rb") as file:
         file.seek(offset)
         while len(record := file.read(RECORD.size)) == RECORD.size:

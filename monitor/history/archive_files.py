@@ -25,7 +25,7 @@ TAIL_BYTES: Final = 64 << 10
 class ArchiveFiles(AbstractFileSystem):  # type: ignore[misc]
     """The files of an archive, read-only, by their paths below its prefix. `sizes` has every file that may be read.
 
-    Reading ends `timeout_s` after this was made. `error` says why reading failed, empty as long as it did not.
+    Reading ends `timeout_s` after this was made. `error` is the reason why reading failed, or empty.
     """
 
     protocol = PROTOCOL

@@ -1,4 +1,4 @@
-"""What an archive holds: a manifest for each segment, and the names of objects.
+"""The contents of an archive: a manifest for each segment, and the names of objects.
 
     PREFIX/segments/ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO-DIGEST/events.parquet …     the files of a closed segment
     PREFIX/manifests/ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO-DIGEST.json                what they are: the commit
@@ -25,7 +25,7 @@ from kvscope.monitor.history.segment_files import ClosedSegment, name_of_closed
 MANIFESTS: Final = "manifests"
 SEGMENTS: Final = "segments"
 FORMAT: Final = 1
-"""Of the manifest. A reader refuses a later one."""
+"""Version of the manifest. A reader refuses a later one."""
 LONGEST_DAYS: Final = 2
 """A segment lies under the day on which it begins, and may last into the next one."""
 DIGEST_CHARS: Final = 16
@@ -36,7 +36,7 @@ PARQUET_FILES: Final = ("events", "frames", "keyframes", "notes", "points")
 
 
 class BadManifest(ValueError):
-    """A manifest that this release cannot read; the message says which and why."""
+    """A manifest that this release cannot read. The message names it and the reason."""
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
 
 
 class ArchivedSegment(NamedTuple):
-    """A committed segment, by what the name of its manifest says. Times are wall ns."""
+    """A committed segment, by the name of its manifest. Times are wall ns."""
 
     folder: str
     """ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO-DIGEST."""
@@ -68,14 +68,16 @@ class ArchivedSegment(NamedTuple):
 
     @staticmethod
     def of(path: str) -> ArchivedSegment | None:
-        """Return the segment whose manifest has that path; None for another object."""
+        """Return the segment whose manifest has that path, or None for another object."""
         folder = path.removeprefix(f"{MANIFESTS}/").removesuffix(".json")
         match = _SEGMENT_NAME.fullmatch(folder.rpartition("/")[2])
         return ArchivedSegment(folder, int(match[3]), int(match[4])) if match and path.endswith(".json") else None
 
     @staticmethod
     def may_hold(day: str, since_ns: int, until_ns: int) -> bool:
-        """Whether segments that begin on that day may overlap this time; True for a folder that names no day."""
+        """Return whether segments that begin on that day may overlap this time, or True for a folder that names no
+        day.
+        """
         try:
             began = datetime.strptime(day, _DAY).replace(tzinfo=UTC)
         except ValueError:
@@ -85,7 +87,7 @@ class ArchivedSegment(NamedTuple):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a segment is, as its JSON has it. Times are wall ns."""
+    """The manifest of a segment, as its JSON has it. Times are wall ns."""
 
     format: int = FORMAT
     engine: str
@@ -95,14 +97,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO-DIGEST."""
     sequences: tuple[int, int] | None
-    """Of the first and last batch in it; None without batches."""
+    """The first and last batch in it, None without batches."""
     points_ns: tuple[int, int] | None
-    """Of the first and last point in it; None without points."""
+    """The first and last point in it, None without points."""
     files: tuple[ArchivedFile, ...]
 
     @property
     def path(self) -> str:
-        """Of the manifest itself, below the archive's prefix."""
+        """The path of the manifest itself, below the archive's prefix."""
         return f"{MANIFESTS}/{self.folder}.json"
 
     @property
@@ -112,11 +114,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Of all files, in bytes."""
+        """The size of all files, in bytes."""
         return sum(file.bytes for file in self.files)
 
     def encoded(self) -> bytes:
-        """The manifest as JSON: the same bytes for the same segment."""
+        """Return the manifest as JSON: the same bytes for the same segment."""
         return msgspec.json.encode(self) + b"\n"
 
 
@@ -145,7 +147,7 @@ def decode_manifest(segment: ArchivedSegment, text: bytes) -> Manifest:
 
 
 def manifest_of(engine: str, segment: ClosedSegment) -> Manifest:
-    """Return the manifest of a closed segment on disk; reads all of its files. Raises OSError."""
+    """Return the manifest of a closed segment on disk, after reading all of its files. Raises OSError."""
     names = [f"{name}.parquet" for name in PARQUET_FILES]
     sums = {name: _sha256(segment.path / name) for name in names}
     digest = hashlib.sha256("".join(f"{name} {sums[name]}\n" for name in names).encode()).hexdigest()[:DIGEST_CHARS]

@@ -49,7 +49,7 @@ STORE_ERRORS: Final = (BaseError, OSError, ValueError)
 
 
 class ArchiveError(OSError):
-    """The archive cannot be read or written now; the message names it and says why."""
+    """The archive cannot be read or written now. The message names it and the reason."""
 
 
 def archive_directory(url: str) -> Path | None:
@@ -75,7 +75,7 @@ class Archive:
         self.url = url
         directory = archive_directory(url)
         self.place = str(directory) if directory is not None else f"{url} at {os.environ.get(ENDPOINT, 'AWS')}"
-        """What tells it from every other archive."""
+        """A description that separates it from every other archive."""
         self._store: S3Store | LocalStore = _bucket(url) if directory is None else _directory(directory, make)
 
     def upload(self, path: Path, to: str) -> None:

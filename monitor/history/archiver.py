@@ -1,6 +1,6 @@
 """Copies closed segments to an archive, in a thread of its own: one at a time, tried again until each is there.
 
-A marker in a segment's directory says that the archive has it, so that a restart uploads nothing twice and retention
+A marker in a segment's directory shows that the archive has it, so that a restart uploads nothing twice and retention
 knows what it may delete. A service that is killed between the commit and the marker finds the commit and marks it.
 """
 
@@ -49,7 +49,7 @@ class ArchiveFigures(NamedTuple):
     waiting: int
     """Closed segments that the archive does not have yet."""
     waiting_s: float
-    """For how long the oldest of them has been closed; 0 without any."""
+    """For how long the oldest of them has been closed, 0 without any."""
     deleted: int
     """Deleted from the local disk before the archive had them."""
 
@@ -110,7 +110,7 @@ class Archiver:
             return ArchiveFigures(self._segments, self._bytes, self._failures, self._waiting, waiting_s, self._deleted)
 
     def problem(self) -> str:
-        """Return why segments do not reach the archive as they should; empty if all is well. Any thread."""
+        """Return why segments do not reach the archive as they should, or empty if all is well. Any thread."""
         figures, problems = self.figures(), []
         with self._lock:
             error, deleted_at_s = self._error, self._deleted_at_s
@@ -211,7 +211,7 @@ class Archiver:
 
 
 def read_marker(directory: Path) -> ArchiveMarker | None:
-    """Return where the segment in `directory` was archived; None if it was not."""
+    """Return where the segment in `directory` was archived, or None if it was not."""
     try:
         return msgspec.json.decode((directory / MARKER_FILE).read_bytes(), type=ArchiveMarker)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""What was told of findings, kept: a line of JSON for each that began to fire or was resolved.
+"""The log of findings: a line of JSON for each that began to fire or was resolved.
 
-It gives a service that starts again its resolved findings back, and says which were open, so that what is still so is
-still the same finding.
+It restores the resolved findings of a service after a restart, with the open ones, so that a finding that still holds
+keeps its id.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LoggedTransition(msgspec.Struct, frozen=True):
     judgement: Judgement
 
     def finding(self) -> Finding:
-        """The finding as the transition left it."""
+        """Return the finding as the transition left it."""
         finding = Finding(self.judgement, self.resolved_ns or self.at_ns, self.first_seen_ns)
         finding.state, finding.fired_ns = self.to, self.fired_ns
         if self.to == "resolved":
@@ -50,7 +50,7 @@ _DECODER: Final = msgspec.json.Decoder(LoggedTransition)
 
 
 class FindingsLog:
-    """The log in `directory`. What cannot be written is kept, the last MAX_UNWRITTEN lines, and written later."""
+    """The log in `directory`. Lines that cannot be written wait (the last MAX_UNWRITTEN) until a later write."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FINDINGS_LOG_FILE
@@ -85,7 +85,7 @@ class FindingsLog:
         self._unwritten.clear()
 
     def read(self) -> list[LoggedTransition]:
-        """All that was told, in order; lines that cannot be read, and findings that there are no more, are left out."""
+        """Return all transitions, in order, without unreadable lines and codes that no longer exist."""
         told = []
         for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
             try:
@@ -97,7 +97,7 @@ class FindingsLog:
         return told
 
     def resolved(self) -> list[Finding]:
-        """The findings that are over, as they ended."""
+        """Return the findings that are over, as they ended."""
         return [each.finding() for each in self._last() if each.to == "resolved"]
 
     def open(self) -> dict[Place, int]:
@@ -109,12 +109,12 @@ class FindingsLog:
         }
 
     def _last(self) -> Iterable[LoggedTransition]:
-        """The last that was told of each."""
+        """Return the last transition of each."""
         return {each.id: each for each in self.read()}.values()
 
 
 def told_of(transition: Transition) -> LoggedTransition:
-    """The transition as it is kept."""
+    """Return the transition for the log."""
     finding = transition.finding
     return LoggedTransition(
         transition.to,

@@ -19,13 +19,13 @@ DamagedSegments = dict[Path, int]
 
 
 class SegmentReader(Protocol):
-    """A segment as it is read, open or closed."""
+    """A readable segment, open or closed."""
 
     path: Path
 
     @property
     def index(self) -> Index:
-        """What is where in it."""
+        """The index of its frames."""
 
     @property
     def point_times(self) -> array[int]:
@@ -33,26 +33,26 @@ class SegmentReader(Protocol):
 
     @property
     def bytes_lost(self) -> int:
-        """What a crash or damage has cut off."""
+        """Bytes cut off by a crash or damage."""
 
     def refresh(self) -> None:
         """Take in what has come since. Raises FileNotFoundError if it is not there any more."""
 
     def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
-        """The frames from number `first` up to, not including, `end`, each with its number."""
+        """Yield the frames from number `first` up to, not including, `end`, each with its number."""
 
     def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
-        """The texts of each batch, by the number of the request that each is about, with its time and epoch."""
+        """Yield the texts of each batch, by the number of the request that each is about, with its time and epoch."""
 
     def kept_notes(self) -> Iterator[Packed]:
-        """What is kept beside the frames."""
+        """Yield the notes beside the frames."""
 
     def points(self, rows: Sequence[int]) -> Iterator[Point]:
-        """Those of the points whose times are at these places of `point_times`."""
+        """Yield the points at these indices of `point_times`."""
 
 
 class GuardedSegment:
-    """Reads a closed segment as far as it is sound, and enters it in `damage` if it is not.
+    """Reads a closed segment as far as it is intact, and enters it in `damage` otherwise.
 
     FileNotFoundError passes: retention has dropped the segment since.
     """
@@ -64,7 +64,7 @@ class GuardedSegment:
 
     @property
     def index(self) -> Index:
-        """What is where in it; empty if that cannot be read."""
+        """The index of its frames, empty if that cannot be read."""
         try:
             return self._reader.index
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class GuardedSegment:
 
     @property
     def point_times(self) -> array[int]:
-        """When each point that is kept there was (wall ns); empty if that cannot be read."""
+        """The time of each point in it (wall ns), empty if that cannot be read."""
         try:
             return self._reader.point_times
         except FileNotFoundError:
@@ -90,10 +90,10 @@ class GuardedSegment:
         return self._damage.get(self.path, 0)
 
     def refresh(self) -> None:
-        """There is nothing to come."""
+        """Do nothing, since no more frames follow."""
 
     def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
-        """The frames from number `first` up to, not including, `end`, or up to the damage."""
+        """Yield the frames from number `first` up to, not including, `end`, or up to the damage."""
         try:
             yield from self._reader.frames(first, end)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class GuardedSegment:
             self._report(error)
 
     def texts(self) -> Iterator[tuple[int, int, dict[int, str]]]:
-        """The texts of each batch, with its time and epoch, up to the damage."""
+        """Yield the texts of each batch, with its time and epoch, up to the damage."""
         try:
             yield from self._reader.texts()
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class GuardedSegment:
             self._report(error)
 
     def kept_notes(self) -> Iterator[Packed]:
-        """What is kept beside the frames, up to the damage."""
+        """Yield the notes beside the frames, up to the damage."""
         try:
             yield from self._reader.kept_notes()
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class GuardedSegment:
             self._report(error)
 
     def points(self, rows: Sequence[int]) -> Iterator[Point]:
-        """Those of the points whose times are at these places of `point_times`, up to the damage."""
+        """Yield the points at these indices of `point_times`, up to the damage."""
         try:
             yield from self._reader.points(rows)
         except FileNotFoundError:

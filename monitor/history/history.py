@@ -1,7 +1,7 @@
 """The past of engines, as it was kept: the ledger as it was at any moment, points over time, the batches themselves.
 
 It reads what lies on disk, while a service goes on writing it or long after: a service's history, a recording, or an
-engine's own journal. What is asked of a moment is answered from the last keyframe before it and a replay from there on.
+engine's own journal. A query for a past time replays from the last keyframe before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point, Position
 from kvscope.monitor.text import timestamp
 
 GAP_NS: Final = 5_000_000_000
-"""A reader of a stream hears something every second, or notes that it heard nothing: so long without is a gap."""
+"""Readers of a stream note every second what they received, if only nothing: a longer pause is a gap."""
 MAX_KEPT_LEDGERS: Final = 8
 MAX_CUTS: Final = 32
 MAX_READERS: Final = 64
@@ -50,16 +50,16 @@ SegmentT = TypeVar("SegmentT")
 
 
 class NotKept(KvscopeError, LookupError):
-    """What was asked for was not kept, or is not kept any more; the message says what is."""
+    """The requested data was not kept, or has been deleted. The message names the span that exists."""
 
 
 class Gap(NamedTuple):
-    """From when to when nobody listened, or what was kept was lost (wall ns)."""
+    """A time without a reader, or whose data was lost (wall ns)."""
 
     from_ns: int
     to_ns: int
     bytes_lost: int
-    """What a crash or damage has cut off there: 0 if nobody listened."""
+    """Bytes that a crash or damage has cut off there, 0 without a reader."""
 
 
 class KeptEpoch(NamedTuple):
@@ -71,7 +71,7 @@ class KeptEpoch(NamedTuple):
 
 
 class KeptSpan(NamedTuple):
-    """From when to when an engine's past can be asked for (wall ns), its lives in it and what is missing."""
+    """The time span of an engine's history (wall ns), with its epochs and gaps."""
 
     from_ns: int
     to_ns: int
@@ -88,9 +88,9 @@ class _Place(NamedTuple):
 
 
 class History:
-    """What is kept under `directory`: a service's history (a directory for each engine), or one recording.
+    """The history under `directory`: a service's (a directory for each engine), or one recording.
 
-    Only reads. Thread-safe. What it hands out is shared with others who ask for the same moment: never apply to it.
+    Only reads. Thread-safe. Callers share its results with others who ask for the same time: never apply to them.
     Raises NotAJournal if nothing of ours is there.
     """
 
@@ -101,7 +101,7 @@ class History:
         self._ledgers: OrderedDict[tuple[str, str], tuple[_Place, EngineLedger]] = OrderedDict()
         self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
         self._point_times: dict[Path, array[int]] = {}
-        """Of closed segments."""
+        """Point times of closed segments."""
         self._damage: DamagedSegments = {}
         self._recorded = ""
         if not directory.is_dir():
@@ -115,9 +115,7 @@ class History:
         return sorted(engine_in(path) for path in self.directory.iterdir() if path.is_dir() and history_segments(path))
 
     def span(self, engine: str) -> KeptSpan | None:
-        """From when to when `engine` can be asked about; None if nothing of it is kept, or nothing that stands on its
-        own.
-        """
+        """Return the span for which `engine` has history, or None if it has none that stands on its own."""
         lives: list[KeptEpoch] = []
         gaps: list[Gap] = []
         lost = 0
@@ -142,18 +140,18 @@ class History:
         return KeptSpan(min(life.from_ns for life in lives), max(life.to_ns for life in lives), lives, gaps)
 
     def ledger_at(self, engine: str, at_ns: int) -> EngineLedger:
-        """The ledger as it was at `at_ns` (wall): all batches packed by then. Its `points` (one a second),
+        """Return the ledger as it was at `at_ns` (wall): all batches packed by then. Its `points` (one a second),
         `recent`, `ended` and all else that it only keeps for a while begin at the keyframe before. Raises NotKept.
         """
         return self._ledger(engine, str(at_ns), _Until(at_ns=at_ns))
 
     def ledger_at_position(self, engine: str, position: Position) -> EngineLedger:
-        """The ledger just after that event. Raises NotKept."""
+        """Return the ledger just after that event. Raises NotKept."""
         return self._ledger(engine, str(position), _Until(position=position))
 
     def points(self, engine: str, from_ns: int, to_ns: int, most: int = 600) -> list[Point]:
-        """The pool and the queues from `from_ns` to `to_ns` (wall), at most `most` moments, evenly thinned: those that
-        the service kept, or in what another has written those that its batches add up to.
+        """Return the pool and the queues from `from_ns` to `to_ns` (wall), at most `most` points, evenly thinned: those
+        that the service kept, or those that the batches of another writer add up to.
         """
         kept = list(self._kept_points(engine, from_ns, to_ns))
         count = sum(len(rows) for _, rows in kept)
@@ -170,7 +168,7 @@ class History:
         return points
 
     def last_ns(self, engine: str) -> int:
-        """When `engine` was last heard, or its page last read (wall ns); 0 if nothing of it is kept."""
+        """Return when `engine` was last received, or its page last read (wall ns), or 0 without history."""
         last = 0
         for segment in [run[-1] for run in self._time_runs(self._segments(engine))]:
             reader = self._open(segment)
@@ -178,7 +176,7 @@ class History:
         return last
 
     def last_wall_ns(self, engine: str) -> int:
-        """When `engine` was last heard or its page last read, by the clock that was stored with it; 0 if never."""
+        """Return the same by the clock that was stored with it, or 0 if never."""
         runs = self._time_runs(self._segments(engine))
         if not runs:
             return 0
@@ -186,25 +184,25 @@ class History:
         return reader.index.last_wall_ns or max((note.at_ns for note in reader.kept_notes()), default=0)
 
     def tail(self, engine: str, since_ns: int) -> Iterator[Frame]:
-        """The frames from `since_ns` (wall) on, and those before from the last one that stands on its own."""
+        """Yield the frames from `since_ns` (wall) on, and those before from the last one that stands on its own."""
         for _, frame in self._frames(engine, since_ns, _NO_END, from_anchor=True):
             yield frame
 
     def batches(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Batch]:
-        """The batches packed from `from_ns` to `to_ns` (wall), with what sources added, in order."""
+        """Yield the batches packed from `from_ns` to `to_ns` (wall), with those that sources added, in order."""
         for wall_ns, frame in self._frames(engine, from_ns, to_ns):
             if isinstance(frame, Batch) and wall_ns >= from_ns:
                 yield frame
 
     def notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Observed]:
-        """The samples and facts of an engine without a stream, from `from_ns` to `to_ns` (wall), in order."""
+        """Yield the samples and facts of an engine without a stream, from `from_ns` to `to_ns` (wall), in order."""
         for each in self._notes(engine, from_ns, to_ns):
             note = each.note() if each.letter != LETTER_OF_POINTS else None
             if isinstance(note, Observed):
                 yield note
 
     def facts(self, engine: str) -> list[Fact]:
-        """The facts of an engine without a stream: each of its segments begins with all that were known."""
+        """Return the facts of an engine without a stream: each of its segments begins with all that were known."""
         for reader in self.readers(engine):
             with contextlib.suppress(FileNotFoundError):  # it has been closed just now: an older one has them, too
                 notes = [each.note() for each in reader.kept_notes() if each.letter == OBSERVED_LETTERS[Fact]]
@@ -213,7 +211,7 @@ class History:
         return []
 
     def readers(self, engine: str, from_ns: int = 0, to_ns: int = _NO_END) -> Iterator[SegmentReader]:
-        """The segments of that time (wall), the latest first."""
+        """Yield the segments of that time (wall), the latest first."""
         for segment in reversed(self._segments(engine)):
             if not isinstance(segment, ClosedSegment) or (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
                 yield self._open(segment)
@@ -292,7 +290,7 @@ class History:
             yield from _closed_since(segment, self._damage).frames(first, end)
 
     def _between(self, segment: HistorySegment, first: bool) -> tuple[int, int] | None:
-        """From when to when it goes; of the first one, from the first frame that stands on its own."""
+        """Return its first and last time, for the first one from the first frame that stands on its own."""
         if isinstance(segment, ClosedSegment) and not first:
             return segment.from_ns, segment.to_ns
         index = self._open(segment).index
@@ -351,7 +349,7 @@ class History:
         return (spans[0][0], spans[-1][1]) if spans else (0, 0)
 
     def _latest_run(self, runs: list[list[HistorySegment]], at_ns: int) -> list[list[HistorySegment]]:
-        """The run that was going on then, or else the one that ended last before; empty if all are later."""
+        """Return the run of that time, or else the last one before it, or nothing if all are later."""
         before = [run for run in runs if self._span_of_run(run)[0] <= at_ns]
         return [max(reversed(before), key=lambda run: min(self._span_of_run(run)[1], at_ns))] if before else []
 
@@ -393,7 +391,7 @@ class History:
         return walls[part.first] if part.first < len(walls) else 0
 
     def _plan(self, found: list[HistorySegment], until: _Until) -> list[_Part]:
-        """What to read: from the last frame that stands on its own up to the end, segment by segment."""
+        """Return the parts to read: from the last frame that stands on its own up to the end, segment by segment."""
         for keyframes in (False, True):  # of the position asked for: a last resort, since they have all of its batch
             plan: list[_Part] = []
             for segment in reversed(found):
@@ -409,7 +407,7 @@ class History:
         return []
 
     def _remember(self, engine: str, asked: str, end: _Place, ledger: EngineLedger, whole: bool) -> None:
-        """Who asks for a moment asks for the one after it next, as a rule."""
+        """A query for one time usually precedes a query for a later one."""
         cut = sound_keyframe_of(ledger) if whole else None
         with self._lock:
             self._ledgers[engine, asked] = end, ledger
@@ -438,7 +436,7 @@ def _reader(segment: HistorySegment, damage: DamagedSegments) -> SegmentReader:
 
 
 def _closed_since(segment: HistorySegment, damage: DamagedSegments) -> SegmentReader:
-    """What became of an open segment that is not there any more."""
+    """Return the closed form of an open segment that is not there any more."""
     for closed in closed_segments(segment.path.parent) if isinstance(segment, OpenSegment) else ():
         if closed[:2] == segment[:2]:
             return _reader(closed, damage)
@@ -449,7 +447,7 @@ class _Nothing(Opened):
     """A segment that is kept no longer."""
 
     def refresh(self) -> None:
-        """It stays empty."""
+        """Do nothing, since it stays empty."""
 
 
 class _Part(NamedTuple):
@@ -467,7 +465,7 @@ class _Until(NamedTuple):
     position: Position | None = None
 
     def is_before(self, segment: HistorySegment) -> bool:
-        """Whether all of a segment is later, by what its name says."""
+        """Whether all of a segment is later, by its name."""
         if self.position is not None:
             return segment[:2] > (self.position.epoch, self.position.sequence + 1)
         return isinstance(segment, ClosedSegment) and segment.from_ns > self.at_ns
@@ -484,7 +482,7 @@ class _Until(NamedTuple):
         return row + (is_there and (keyframes or not is_keyframe))
 
     def part_of(self, frame: Frame) -> Frame:
-        """The frame, or of the one that the position is in what comes no later than it."""
+        """Return the frame, or the part of it that comes no later than the position."""
         if self.position and isinstance(frame, Batch) and (frame.epoch, frame.sequence) == self.position[:2]:
             return first_events(frame, self.position.event + 1)
         return frame

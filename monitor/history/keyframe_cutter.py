@@ -8,7 +8,7 @@ from kvscope.monitor.state import keyframe_codec
 
 
 def keyframe_of(ledger: EngineLedger) -> Keyframe | None:
-    """The ledger's books after the last batch that it took in; None if the state is not known yet.
+    """Return the ledger's state after the last batch that it took in, or None if the state is not known yet.
 
     Where events were lost and an audit is putting it right (`damaged`), who begins from it does not go on as the ledger
     does: how far the audit has come is in no keyframe.
@@ -29,5 +29,5 @@ def keyframe_of(ledger: EngineLedger) -> Keyframe | None:
 
 
 def sound_keyframe_of(ledger: EngineLedger) -> Keyframe | None:
-    """A keyframe that a reader goes on from as the ledger does; None if there is none now."""
+    """Return a keyframe from which a reader continues as the ledger does, or None if there is none now."""
     return None if ledger.state.damaged else keyframe_of(ledger)

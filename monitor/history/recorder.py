@@ -23,7 +23,7 @@ from kvscope.monitor.text import escaped
 
 
 class Recorded(NamedTuple):
-    """What was recorded."""
+    """The result of a recording."""
 
     engine: str
     batches: int

@@ -1,4 +1,4 @@
-"""Several recordings looked at together. Two of them may be of one engine, so each is under a name of its own."""
+"""Several recordings together. Two of them may be of one engine, so each is under a name of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BETWEEN: Final = ": "
 
 
 class Recordings(History):
-    """What is kept in `directories`, at least one, each a recording: its engine is here `DIRECTORY: ENGINE`.
+    """The recordings in `directories`, at least one: the engine of each is here `DIRECTORY: ENGINE`.
 
     Raises NotAJournal where one is no directory.
     """

@@ -1,7 +1,8 @@
 """A recording published again, as if its engine spoke now: whatever reads a stream can attach to it.
 
-Times are moved to now, and an epoch too, so that it is a life of its own; with a speed other than 1 the wall clock runs
-so much faster than the engine's own did. What the recording's source had added is left out: who listens adds its own.
+Times are moved to now, and an epoch too, so that it is an epoch of its own. With a speed other than 1 the wall clock
+runs that much faster than the engine's own did. Records that the recording's source had added are left out: each reader
+adds its own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Replayer:
         self.replay_endpoint = self._replay.endpoint
 
     def run(self) -> Iterator[Frame]:
-        """Publish one frame after another, each when it is due, and say which; to the recording's end."""
+        """Publish one frame after another, each when it is due, and yield it, to the recording's end."""
         first_ns = epoch_ns = 0
         began_ns = time.time_ns()
         for frame in self._frames:
@@ -106,7 +107,7 @@ class Replayer:
         return ReplayAnswer(Replay("since", "ring", sequence, last, len(kept) < len(found), epoch), kept)
 
     def _now(self) -> ReplayAnswer | None:
-        """The state now; None before there is one, and the client asks again."""
+        """Return the state now, or None before there is one, and the client asks again."""
         keyframe = keyframe_of(self._ledger) if self._ledger is not None else None
         if keyframe is None:
             return None

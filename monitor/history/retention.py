@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 RETENTION_EVERY_S: Final = 60.0
 """Between looks for what is too old."""
 REPORT_DELETION_S: Final = 60.0
-"""A deleted directory is reported for so long, though it is made anew at once."""
+"""A deleted directory is reported for this long, though the service makes it again at once."""
 LOCK_FILE: Final = ".lock"
 
 
@@ -49,8 +49,9 @@ class Keep(NamedTuple):
 class Keeper:
     """Keeps history under `directory`, which is made if missing. `start` it, and `stop` it when the readers have ended.
 
-    `archiver` is woken as segments are closed. What it has not copied yet outlives `keep.days`, and `keep.bytes` as
-    long as deleting other segments is enough. Raises HistoryInUse, and ValueError if the directory cannot be written.
+    `archiver` is woken as segments are closed. Segments that it has not copied yet outlive `keep.days`, and
+    `keep.bytes` as long as deleting other segments is enough. Raises HistoryInUse, and ValueError if the directory
+    cannot be written.
     """
 
     def __init__(self, directory: Path, keep: Keep, archiver: Archiver | None = None) -> None:
@@ -110,12 +111,13 @@ class Keeper:
             writer.end(ledger)
 
     def error(self, engine: str) -> str:
-        """Why nothing can be kept of it just now; empty if all is well."""
+        """Why nothing can be kept of it just now, or an empty string if all is well."""
         writer = self._writers.get(engine)
         return writer.error if writer is not None else ""
 
     def problem(self) -> str:
-        """Return why history is not kept as it should be, or was not within the last minute; empty if all is well.
+        """Return why history is not kept as it should be, or was not within the last minute, or an empty string if all
+        is well.
 
         A directory that was deleted is made and locked again. One thread only.
         """
@@ -166,7 +168,7 @@ class Keeper:
     # ---------------------------------------------------------------- the thread
 
     def _tidy_up(self) -> None:
-        """What a service before this one has left: half written, written twice, or still open."""
+        """Clean up after an earlier service: segments half written, written twice, or still open."""
         for half in [*self.directory.glob("*/*/.*"), *self.directory.glob("*/.*")]:
             shutil.rmtree(half, ignore_errors=True)
         for path in self.directory.glob("*/*.kvj"):
@@ -224,7 +226,7 @@ def _delete_segment(segment: ClosedSegment) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Take from others what an earlier release let them read. What is another user's stays as it is."""
+    """Take from others what an earlier release let them read. Files of another user remain unchanged."""
     for path in (directory, *directory.rglob("*")):
         with contextlib.suppress(OSError):
             mode = path.stat(follow_symlinks=False).st_mode

@@ -37,7 +37,7 @@ Ints = npt.NDArray[np.int64]
 
 EVENTS_A_GROUP: Final = 1 << 14
 FRAMES_A_GROUP: Final = 1 << 10
-"""Rows that are read together: what is read too much for one moment is at most so many at either end."""
+"""Rows that are read together: the surplus for one query is at most this many at either end."""
 _SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""
 _TIMED_COLUMNS: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
@@ -66,8 +66,8 @@ _POINT_FIELDS: Final = [name for name, of in get_type_hints(Point).items() if of
 
 
 def close(path: Path, into: Path) -> ClosedSegment | None:
-    """Turn the journal's file at `path` into a closed segment under `into`, by day, and remove the file; None if there
-    was nothing in it. A crash at any moment leaves the one or the other.
+    """Turn the journal's file at `path` into a closed segment under `into`, by day, and remove the file, or None if
+    there was nothing in it. A crash at any moment leaves the one or the other.
     """
     closed = write_tables(path, into)
     path.unlink()
@@ -76,7 +76,7 @@ def close(path: Path, into: Path) -> ClosedSegment | None:
 
 
 def write_tables(path: Path, into: Path) -> ClosedSegment | None:
-    """The journal's file at `path` as a closed segment under `into`; the file stays as it is."""
+    """Write the journal's file at `path` as a closed segment under `into`, and leave the file unchanged."""
     reader = Opened(path)
     reader.refresh()
     notes = list(reader.kept_notes())
@@ -169,7 +169,7 @@ def _named_columns(kinds: npt.NDArray[np.int32]) -> pa.DictionaryArray:
 
 
 def _numbers(named: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-    """What `_named` named: a kind from a newer engine has its number in its name."""
+    """Return the numbers behind the names of `_named`: a kind from a newer engine has its number in its name."""
     numbers = [
         np.array(
             [
@@ -262,7 +262,7 @@ class Closed:
 
     @property
     def index(self) -> Index:
-        """What is where in it."""
+        """The index of its frames."""
         return self._frames_known[0]
 
     @cached_property
@@ -287,10 +287,10 @@ class Closed:
         return array("q", self._table("points", ["at_ns"])["at_ns"].to_numpy().tobytes())
 
     def refresh(self) -> None:
-        """There is nothing to come."""
+        """Do nothing, since no more frames follow."""
 
     def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
-        """The frames from number `first` up to, not including, `end`, each with its number."""
+        """Yield the frames from number `first` up to, not including, `end`, each with its number."""
         if first >= end:
             return
         rows = self._rows("frames", None, first, end).to_pylist()
@@ -312,7 +312,7 @@ class Closed:
                 yield row["wall_ns"], row["epoch"], dict(row["texts"])
 
     def kept_notes(self) -> Iterator[Packed]:
-        """What is kept beside the frames."""
+        """Yield the notes beside the frames."""
         points = self._table("points", ["at_ns", "packed"]).to_pylist()
         notes = self._table("notes").to_pylist()
         yield from (Packed(LETTER_OF_POINTS, point["at_ns"], point["packed"]) for point in points)
@@ -334,7 +334,7 @@ class Closed:
             return file.read(columns, use_threads=False)
 
     def _rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table:
-        """The rows from `first` up to, not including, `end`: no more is read than the groups that they are in."""
+        """Return the rows from `first` up to, not including, `end`, and read only their row groups."""
         with self._opened_table(name) as file:
             groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
             ends = np.cumsum([group.num_rows for group in groups])
@@ -344,7 +344,7 @@ class Closed:
         return table.slice(first - begin, end - first)
 
     def _columns(self, first: int, end: int) -> tuple[npt.NDArray[np.int32], Ints, npt.NDArray[np.int32]]:
-        """Runs, five to an event, args and ids of the events from `first` up to `end`."""
+        """Return runs, five to an event, args and ids of the events from `first` up to `end`."""
         if first == end:
             return np.empty((0, 5), np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
         table = self._rows("events", ["kind", "kv_group", "request", "args", "hashes", "ids"], first, end)

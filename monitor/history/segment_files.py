@@ -1,9 +1,9 @@
 """Where history lies: an engine's segments, the open ones journals and the closed ones Parquet.
 
-    DATA/history/ENGINE/EPOCH-SEQUENCE.kvj                          open: as kvscope.monitor.events.journal writes it
-    DATA/history/ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO/*.parquet        closed: see columns.py; FROM and TO are wall ns
+    DATA/history/ENGINE/EPOCH-SEQUENCE.kvj open: as kvscope.monitor.events.journal writes it
+DATA/history/ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO/*.parquet closed: see columns.py. FROM and TO are wall ns
 
-A directory appears under a closed segment's name only when all in it is written; then its journal goes. If both are
+A directory appears under a closed segment's name only when all in it is written. Then its journal goes. If both are
 there, a crash came between the two, and the journal counts no more. A plain recording is a directory of open segments.
 """
 
@@ -29,7 +29,7 @@ class OpenSegment(NamedTuple):
 
 
 class ClosedSegment(NamedTuple):
-    """A directory of Parquet files, by what its name says: what it holds was heard from `from_ns` to `to_ns`."""
+    """A directory of Parquet files, by its name: it covers the time from `from_ns` to `to_ns`."""
 
     epoch: int
     first_sequence: int
@@ -47,27 +47,27 @@ HistorySegment = OpenSegment | ClosedSegment
 
 
 def directory_of(history: Path, engine: str) -> Path:
-    """Where what was heard of the engine is kept."""
+    """Return the directory of an engine's history."""
     return history / quote(engine, safe="@:")
 
 
 def engine_in(directory: Path) -> str:
-    """The engine whose directory it is."""
+    """Return the engine whose directory it is."""
     return unquote(directory.name)
 
 
 def stem_of(epoch: int, first_sequence: int) -> str:
-    """What an open segment's name is without its suffix, and how a closed one's begins."""
+    """Return the name of an open segment without its suffix, which also begins the closed one's name."""
     return f"{epoch:020d}-{max(first_sequence, 0):015d}"
 
 
 def name_of_closed(epoch: int, first_sequence: int, from_ns: int, to_ns: int) -> str:
-    """The name of a closed segment's directory."""
+    """Return the name of a closed segment's directory."""
     return f"{stem_of(epoch, first_sequence)}-{from_ns:020d}-{to_ns:020d}"
 
 
 def history_segments(directory: Path) -> list[HistorySegment]:
-    """An engine's segments in time's order; what is half written, or was left over by a crash, is not among them."""
+    """Return an engine's segments in order of time, without half-written ones or leftovers of a crash."""
     opened = journal.journal_segments(directory) if directory.is_dir() else []
     # In this order: what is closed between the two looks is seen twice rather than not at all.
     closed = sorted(closed_segments(directory))
@@ -77,7 +77,7 @@ def history_segments(directory: Path) -> list[HistorySegment]:
 
 
 def closed_segments(directory: Path) -> Iterator[ClosedSegment]:
-    """Those that are closed, in no order."""
+    """Yield the closed ones, in no order."""
     for day in directory.iterdir() if directory.is_dir() else ():
         if not day.is_dir() or day.name.startswith("."):
             continue

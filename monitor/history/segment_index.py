@@ -1,4 +1,4 @@
-"""What is where in a segment: for each frame its moment, its place in the stream and its place in the file.
+"""The index of a segment: for each frame its time, its position in the stream and its offset in the file.
 
 Moments are stream time, as a ledger counts it, which goes on where an engine's wall clock is set back.
 
@@ -20,7 +20,7 @@ MAX_NS: Final = (1 << 63) - 1
 class Index:
     """A segment's frames, by number. `wall` and `sequence` are the highest until each, so that they never fall.
 
-    began_ns: when the first frame was, if not earlier than its own clock says.
+    began_ns: when the first frame was, if not earlier than its own clock shows.
     """
 
     def __init__(self, began_ns: int = 0) -> None:
@@ -32,7 +32,7 @@ class Index:
         """The last frame's time by the clock of who sent it, however that was set."""
         self.sequence = array("q")
         self.place = array("q")
-        """The frame's offset in a journal; in a closed segment, its row."""
+        """The frame's offset in a journal, or its row in a closed segment."""
         self.anchors: list[int] = []
         """The frames from which the state is known without what came before."""
 

@@ -1,8 +1,8 @@
-"""Keeps what one engine says: frames as they came, keyframes cut from the ledger among them, points, samples.
+"""Keeps the stream of one engine: frames as they came, keyframes cut from the ledger among them, points, samples.
 
 Each frame is with the operating system before the ledger has it, so a service that is killed loses nothing that it has
-shown. A keyframe opens each segment; the next follows when the events since outweigh it, so that an idle engine with a
-large pool costs no more than what it says. An engine's own keyframes, which it sends for those who join, are left out.
+shown. A keyframe opens each segment. The next follows when the events since outweigh it, so that an idle engine with a
+large pool costs no more than its events. An engine's own keyframes, which it sends for those who join, are left out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from kvscope.monitor.sources.live_stream import Received
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_S: Final = 600.0
 PAGE_SEGMENT_S: Final = 3600.0
-"""Of an engine without a stream: a week of its samples is read from hundreds of segments, not from a thousand."""
+"""Length of a segment of an engine without a stream: a week of its samples is read from hundreds of segments, not from
+a thousand.
+"""
 LONGEST_SEGMENT_S: Final = 86_400.0
-"""Even of an engine that says next to nothing: what is too old to be kept goes by segments."""
+"""A bound even for an engine that sends next to nothing: retention deletes whole segments."""
 OUTWEIGHS: Final = 3
 """Events weigh so many times what the keyframe before them does, before the next is cut."""
 BYTES_A_BLOCK: Final = 24
@@ -42,7 +44,7 @@ _FOREVER: Final = 1 << 62
 
 
 class Writer:
-    """Writes the history of one engine into `directory`, and says to `closed` which segments it is done with.
+    """Writes the history of one engine into `directory`, and calls `closed` with finished segments.
 
     One thread only, the one that feeds the ledger.
     """
@@ -50,7 +52,7 @@ class Writer:
     def __init__(self, directory: Path, done: Callable[[Path], None], clock: Clock = time) -> None:
         self.directory = directory
         self.error = ""
-        """Why nothing can be kept just now, a full disk say."""
+        """Why nothing can be kept just now, such as a full disk."""
         self._done = done
         self._clock = clock
         self._journal: JournalWriter | None = None
@@ -62,17 +64,17 @@ class Writer:
         """In the open segment."""
         self._epoch = 0
         self._sequence = ADDED_BY_SOURCE
-        """Of the last batch kept, or keyframe."""
+        """The last batch or keyframe kept."""
         self._keyframe_bytes = 0
         self._keyframe_at = 0
         """Where in the segment the last keyframe ends."""
         self._facts: dict[str, Fact] = {}
-        """Of an engine without a stream, the latest of each name."""
+        """Facts of an engine without a stream, the latest of each name."""
         self._points_until_ns = -1
         self._retry_ns = 0
         """When to try again to write what could not be written (monotonic)."""
         self._deleted_from = -1
-        """The first batch of an open segment that was deleted, until a new segment says that it is lost."""
+        """The first batch of an open segment that was deleted, until a new segment reports the loss."""
         self.deleted_s = 0.0
         """When that was noticed (monotonic)."""
 
@@ -83,8 +85,8 @@ class Writer:
         return kept is not None and kept.is_gone
 
     def keep(self, received: Sequence[Received], ledger: EngineLedger | None) -> None:
-        """Keep frames that the ledger is to be fed next. What cannot be written is written when there is room again, as
-        far as the ledger has it then, and else said to be lost.
+        """Keep frames that the ledger is to be fed next. Frames that cannot be written are written when room returns,
+        as far as the ledger has them then, and otherwise reported as lost.
         """
         if self._clock.monotonic_ns() < self._retry_ns:
             return
@@ -134,8 +136,8 @@ class Writer:
     # ---------------------------------------------------------------- what is kept
 
     def _says_more(self, frame: Frame, ledger: EngineLedger | None) -> bool:
-        """Whether a frame says what those before it do not: of a keyframe, where batches are missing before it, or no
-        ledger has followed them.
+        """Whether a frame adds to those before it: a keyframe does where batches are missing before it, or no ledger
+        has followed them.
         """
         if not isinstance(frame, Keyframe):
             return True
@@ -228,7 +230,7 @@ class Writer:
             self._append(encode(batch), batch)
 
     def _leave_if_gone(self) -> None:
-        """Begin anew if the open segment is no more, and remember what was lost with it."""
+        """Begin a new segment if the open one is gone, and remember its losses."""
         if self._journal is not None and self._journal.is_gone:
             self._journal.close()
             self._journal = None

@@ -24,7 +24,7 @@ MAX_ARCHIVED: Final = 20_000
 
 
 class BadQuery(KvscopeError, ValueError):
-    """The query cannot be run; the message says why."""
+    """The query cannot be run. The message gives the reason."""
 
 
 class TimeRange(NamedTuple):
@@ -52,7 +52,7 @@ class HiddenPoints(NamedTuple):
 
 
 def local_segments(directory: Path, scratch: Path, window: TimeRange) -> Iterator[tuple[str, ClosedSegment]]:
-    """Yield all segments with their engines' names; open ones are turned into closed ones in `scratch`."""
+    """Yield all segments with their engines' names, after turning open ones into closed ones in `scratch`."""
     of_engines = [path for path in directory.iterdir() if path.is_dir()]
     for number, engine in enumerate([directory, *of_engines]):
         for segment in history_segments(engine):

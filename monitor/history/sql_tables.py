@@ -53,9 +53,9 @@ class SqlAnswer(NamedTuple):
 
 
 class SqlInput(NamedTuple):
-    """What a query reads: a history or a recording in `directory`, what only `archive` has, or both.
+    """The input of a query: a history or a recording in `directory`, segments that only `archive` has, or both.
 
-    Of a recording, which keeps neither, `points` by engine and what was `told` of findings can be given.
+    For a recording, which keeps neither, callers can pass `points` by engine and the transitions of findings (`told`).
     """
 
     directory: Path | None
@@ -265,7 +265,7 @@ _FILES_OF: Final = {
 def _make_views(
     connection: duckdb.DuckDBPyConnection, query: str, segments: Sequence[SqlSegment], of: SqlInput
 ) -> None:
-    """The tables of the docs. Of segments in an archive, those alone that the query may name."""
+    """Create the tables of the docs. From an archive, only segments that the query may name."""
     if not segments:
         raise BadQuery("there is nothing to ask: no segment has been kept yet, or none of that time")
     named = [table for table in _FILES_OF if re.search(rf"\b{table}\b", query, re.IGNORECASE)]
@@ -303,7 +303,7 @@ def _is_archived(path: str) -> bool:
 
 
 def _is_there(path: str) -> bool:
-    """Whether a file or folder exists; of one in the archive, its manifest says so."""
+    """Return whether a file or folder exists, or the manifest of one in the archive names it."""
     return _is_archived(path) or os.path.exists(path)
 
 
@@ -348,7 +348,7 @@ def _counted_once(connection: duckdb.DuckDBPyConnection, name: str, files: Mappi
 
 
 def _make_findings(connection: duckdb.DuckDBPyConnection, told: Sequence[LoggedTransition]) -> None:
-    """Of a finding there is the last that was told."""
+    """Only the last transition of a finding counts."""
     last = {each.id: each for each in told}.values()
     rows = [
         {

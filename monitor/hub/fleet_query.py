@@ -96,7 +96,7 @@ class FleetQuery(Query):
             raise Unreachable(f"agent {agent} answers as another release does: {error}") from error
 
     def _ask_all(self, question: Question, arguments: Mapping[str, Any]) -> tuple[list[Any], list[KvscopeError]]:
-        """Ask every agent that has engines; their answers, and what others raised."""
+        """Ask every agent that has engines. Return their answers and the errors of the others."""
         agents = sorted(self._link.owners.engines())
         asked = [self._threads.submit(self._ask, agent, question, arguments) for agent in agents]
         answers: list[Any] = []
@@ -111,13 +111,13 @@ class FleetQuery(Query):
     # ---------------------------------------------------------------- engines
 
     def _open_now(self, fold: FleetFold) -> _OpenFindings:
-        """Return what fires, made anew only if a transition came. The fold is lent."""
+        """Return what fires, computed again only after a transition. The fold is lent."""
         if self._open.version != fold.findings_version:
             self._open = _findings_of_fold(fold)
         return self._open
 
     def engines(self, at: str = "", engine: str = "") -> list[EngineView]:
-        """Every engine at a glance, by name; in the past as its agent has it."""
+        """Return every engine at a glance, by name. For the past, its agent answers."""
         if not at:
             with self._link.fold() as fold:
                 points = [fold.points[engine]] if engine in fold.points else [] if engine else [*fold.points.values()]
@@ -133,7 +133,7 @@ class FleetQuery(Query):
         return sorted((view for answer in answers for view in answer), key=lambda view: view.engine)
 
     def _view(self, point: PointMessage, counts: dict[str, int]) -> EngineView:
-        """Return an engine as its last point shows it; `unknown` once that is old."""
+        """Return an engine as its last point shows it, or `unknown` once that is old."""
         age_s = self._link.age_s(point.engine.engine)
         view = msgspec.structs.replace(
             point.engine, findings=counts, last_seen_s_ago=round(point.engine.last_seen_s_ago + age_s, 1)
@@ -198,7 +198,7 @@ class FleetQuery(Query):
     def findings(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
-        """Findings, the most severe first; those that have not fired are known to the agents alone."""
+        """Return findings, the most severe first. Only the agents know those that have not fired."""
         if state in ("pending", "suppressed"):
             arguments = {"state": state, "engine": engine, "since": since, "until": until}
             if engine:
@@ -215,7 +215,7 @@ class FleetQuery(Query):
         return [finding.report() for finding in found if touches(finding, from_ns, to_ns)]
 
     def _time_ns(self, text: str, default_ns: int) -> int:
-        """Return the time that a text names (wall ns); a position is in the stream of one engine. Raises BadTime."""
+        """Return the time that a text names (wall ns). A position is in the stream of one engine. Raises BadTime."""
         if not text:
             return default_ns
         named = parse_stream_time(text, time.time_ns())
@@ -253,7 +253,7 @@ class FleetQuery(Query):
     def find_request(
         self, id: str, engine: str = "", since: str = "", until: str = "", limit: int = 50
     ) -> RequestSearch:
-        """Requests by a part of their id; not complete if an agent does not answer."""
+        """Return requests by a part of their id. The result is incomplete if an agent does not answer."""
         question = QUESTIONS["find_request"]
         arguments = {"id": id, "engine": engine, "since": since, "until": until, "limit": limit}
         if engine:
@@ -272,7 +272,7 @@ class FleetQuery(Query):
 
 
 class _OpenFindings(NamedTuple):
-    """What fires, as of a version of the fold: the reports, and counts by engine and severity."""
+    """The firing findings at a version of the fold: the reports, and counts by engine and severity."""
 
     version: int
     reports: list[FindingReport]

@@ -53,7 +53,7 @@ class HubAlerts:
 
     def __init__(self, config: AlertsConfig, link: FleetLink) -> None:
         self.alerts: Alerts | None = None
-        """What sends, while this hub holds the lease."""
+        """The sender, while this hub holds the lease."""
         self._config = config
         self._link = link
         self._lease = HubLease(link.config.agent, uuid.uuid4().hex)
@@ -77,7 +77,7 @@ class HubAlerts:
             self._new.append(stored)
 
     def take_record(self, key: str, message: StreamMessage) -> None:
-        """Take the lease as it is stored."""
+        """Take the lease from the bucket."""
         if key != ALERTS_KEY or not message.body:
             return
         try:
@@ -235,13 +235,13 @@ class HubAlerts:
             raise NotKnown(str(error)) from error
 
     def about(self, finding: str) -> NotificationsView:
-        """Return the notifications of one finding; none where another hub sends alerts."""
+        """Return the notifications of one finding. None where another hub sends alerts."""
         alerts = self.alerts
         return alerts.about(finding) if alerts is not None else NotificationsView()
 
 
 def _was_sent(stored: _StoredTransition, sent: SentUpTo | None, still_open: set[str]) -> bool:
-    """Return whether a receiver has a message; one that is new gets what still fires, and nothing that is over."""
+    """Return whether a receiver has a message. A new receiver gets the findings that still fire and no past ones."""
     if sent is None:
         return stored.id not in still_open
     return stored.sequence <= sent.sequence or stored.sequence in sent.beyond

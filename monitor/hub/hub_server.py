@@ -31,12 +31,12 @@ from kvscope.monitor.service.web_server import require_token, run_app
 
 ANSWER_THREADS: Final = limits.HUB_QUESTIONS + 16
 READ_FIRST_S: Final = 30.0
-"""A hub that has not read what is stored after so long says so, and shows what it has."""
+"""A hub that has not caught up after this long reports it, and shows what it has."""
 
 
 @dataclass(frozen=True)
 class HubConfig:
-    """What `monitor hub` was asked for."""
+    """The settings of `monitor hub`."""
 
     bus: BusConfig
     host: str = "127.0.0.1"
@@ -146,7 +146,9 @@ async def _with_threads(_app: FastAPI) -> AsyncIterator[None]:
 def _serve_sql(app: FastAPI, query: FleetQuery) -> None:
     @app.get("/api/sql")
     async def sql(request: Request) -> Response:
-        """The rows of a SQL query over the history that the agent of `engine` keeps, as `monitor sql` reads it."""
+        """Return the rows of a SQL query over the history that the agent of `engine` keeps, as `monitor sql` reads
+        it.
+        """
         given = request.query_params
         if not given.get("engine") or not given.get("query"):
             raise BadQuestion("give engine=NAME and query=SQL")
@@ -157,7 +159,7 @@ def _serve_sql(app: FastAPI, query: FleetQuery) -> None:
 
 
 def serve_hub(config: HubConfig, mount: Callable[[FastAPI, Query], None]) -> int:
-    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run."""
+    """Run until Ctrl-C or SIGTERM. Return the exit code. Raises ValueError for a configuration that cannot be run."""
     require_token(config.host, config.token)
     use_few_allocators()
     hub = Hub(config)

@@ -1,4 +1,4 @@
-"""The incident lab: every fault of kvscope's own engine brought about in virtual time, and judged as a stream is.
+"""The incident lab: every fault of kvscope's own engine, injected in virtual time and judged like a stream.
 
 load.py        clients, and what they do
 life.py        an engine as its judge sees it: whom an incident strikes, and since when

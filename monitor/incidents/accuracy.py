@@ -1,4 +1,4 @@
-"""What trials come to: recall, right and wrong verdicts, false findings per healthy hour, time to finding, reach."""
+"""The results of trials: recall, right and wrong verdicts, false findings per healthy hour, time to finding, reach."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from kvscope.monitor.incidents.trial import TRIAL_SOURCES, HarmSeen, SourceResul
 LARGE_HARM: Final = 0.01
 """A harm of one hundredth of the pool, the requests, the work or the time counts as a large one."""
 WATCHED_AFTER_S: Final = 60.0
-"""A harm counts for recall if it was found, or if the engine was watched for so long after it began."""
+"""A harm counts for recall if it was found, or if the engine was watched for this long after it began."""
 CLAIM_VERDICTS: Final = ("confirmed", "likely", "cannot-tell")
 
 
 class CodeRecall(msgspec.Struct):
-    """Of one code from one source: trials with its harm, those in which it was found, and the same of large harms.
+    """The recall of one code from one source: trials with its harm, those in which it was found, and the same of large
+    harms.
 
     otherwise: another code that the harm makes true was found instead. seconds: from the harm's beginning to the
     finding, median and nine in ten.
@@ -49,7 +50,7 @@ class VerdictShare(msgspec.Struct):
 
 
 class FalseRate(msgspec.Struct):
-    """False findings in healthy engines from one source; code is empty for all codes together."""
+    """False findings in healthy engines from one source. An empty code means all codes together."""
 
     source: str
     code: str
@@ -61,7 +62,7 @@ class FalseRate(msgspec.Struct):
 
 
 class Accuracy(msgspec.Struct):
-    """What a batch of trials comes to. Hours are those in which a request ran or waited.
+    """The accuracy over a batch of trials. Hours are those in which a request ran or waited.
 
     failed: trials that could not be run. unfinished: those that took too long. Neither counts for anything else.
     """
@@ -82,7 +83,7 @@ class Accuracy(msgspec.Struct):
 
 
 def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
-    """Add the trials up. Those that could not be run are only counted."""
+    """Add the trials up. Trials that could not run are only counted."""
     ran = [trial for trial in trials if not trial.error]
     healthy = [trial for trial in ran if trial.healthy]
     return Accuracy(
@@ -166,7 +167,7 @@ def _false_rates(healthy: Sequence[Trial]) -> Iterator[FalseRate]:
 
 
 def _reached_codes(trials: Sequence[Trial]) -> dict[str, list[str]]:
-    """The sources from which each code was rightly found at least once."""
+    """Return the sources from which each code was rightly found at least once."""
     reached: dict[str, dict[str, None]] = {}
     for trial in trials:
         for source in TRIAL_SOURCES:

@@ -24,7 +24,7 @@ MANY_TOKENS: Final = 4096
 @dataclass(frozen=True)
 class Clients:
     """Clients of one kind, each named `name-N`. They come at `times`, or `rate` a second as a Poisson process, or they
-    are `at_once`, of which each asks again `pause_s` after its answer; from `since_s` until `until_s`.
+    are `at_once`, and each asks again `pause_s` after its answer. They come from `since_s` until `until_s`.
 
     prompt, output: tokens, from least to most; the output is as long as it is asked to be. prefixes: how many
     beginnings of `prefix` tokens a `family` has; each prompt has one of them before its own tokens. leave: the share
@@ -112,7 +112,7 @@ class Crowd:
         self.asked = 0
         self._closed = False
         self._conversations: dict[int, list[int]] = {}
-        """Of agents that ask, by number: all tokens so far."""
+        """Agents with a request, by number: all tokens so far."""
         for clients in load:
             for at_s in self._arrivals(clients):
                 engine.at(at_s, partial(self._ask, clients))
@@ -176,7 +176,7 @@ class Crowd:
             self._engine.at(clients.patience_s, partial(self._leave, number))
 
     def hear(self, outputs: list[Output]) -> None:
-        """What one pass gave, and a look at who is being fetched for."""
+        """Take the outputs of one pass, and note which requests are being fetched."""
         for output in outputs:
             if output.number not in self._asking:
                 continue

@@ -8,11 +8,11 @@ STILL_S: Final = 60.0
 """A drain ends when nothing has moved for so long and nothing is on its way, or nothing is left."""
 DRAIN_SLICE_S: Final = 20.0
 SLICES: Final = 50
-"""Of the watched part: its steps are counted after each."""
+"""Parts of the drain, after each of which its steps are counted."""
 ENOUGH_STEPS: Final = 2
 """A drain ends after so many times the steps that its requests would take one after the other."""
 MOST_DRAIN_STEPS: Final = 40_000
-"""Beyond that the truth is not decided, and the run is not counted."""
+"""Beyond that the truth is undecided, and the run does not count."""
 
 EMPTY_PASS_S: Final = (0.05, 0.25)
 """From least to most. An engine that can schedule nothing passes a hundred times a second or more, in the lab less."""
@@ -24,7 +24,7 @@ def empty_pass_s(base_s: float) -> float:
 
 
 class DrainCut(RuntimeError):
-    """What happened cannot be decided, because the drain would have taken too long."""
+    """The truth is undecided, because the drain would have taken too long."""
 
 
 class NotFinished(BaseException):

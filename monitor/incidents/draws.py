@@ -78,8 +78,8 @@ LONG_WATCH: Final = WatchRange((900.0, 3_600.0), (3_000, 50_000), 50_000, 4_000,
 class Draw:
     """An engine, its clients, what is wrong with it, and for how long it is watched.
 
-    faults: as `--fault` takes them; empty for a healthy engine. engine: EngineConfig's fields. window: tokens that the
-    layers of a second KV group see; 0: one group. lost: seconds at which so many batches of the stream are lost.
+    faults: as `--fault` takes them, or empty for a healthy engine. engine: EngineConfig's fields. window: tokens that
+    the layers of a second KV group see (0: one group). lost: seconds at which that many batches of the stream are lost.
     """
 
     number: int
@@ -109,7 +109,7 @@ class Draw:
 
 @dataclass
 class _Sizes:
-    """What an engine and its load are drawn from, before they are put together."""
+    """The bounds of an engine and its load, before they are put together."""
 
     rng: random.Random
     codes: frozenset[str]
@@ -139,7 +139,7 @@ def log_uniform(rng: random.Random, least: float, most: float) -> float:
 
 
 def draw_run(number: int, seed: int = 0, code: str | None = None, watched: WatchRange = BRIEF_WATCH) -> Draw:
-    """Draw run `number`. code: the fault to have, empty for none; None: drawn too."""
+    """Draw run `number`. code: the fault to have, empty for none, or None to draw it too."""
     rng = random.Random(f"kvscope {seed} {number}")
     codes = _codes(rng, number) if code is None else tuple(filter(None, (code,)))
     sizes = _Sizes(rng, frozenset(codes), watched)
@@ -251,8 +251,8 @@ def _draw_lengths(sizes: _Sizes) -> None:
 
 
 def _draw_step_time(sizes: _Sizes, longest: int) -> StepTime:
-    """Fixed, token and context cost in any proportion, such that they, the first steps and jitter (two deviations of
-    it) together make no step longer than the longest. longest: tokens of the longest request.
+    """Draw fixed, token and context cost in any proportion, such that they, the first steps and jitter (two deviations
+    of it) together make no step longer than the longest. longest: tokens of the longest request.
     """
     rng, base = sizes.rng, sizes.step_s
     room = STEP_S[1] / base
@@ -276,8 +276,8 @@ def _draw_step_time(sizes: _Sizes, longest: int) -> StepTime:
 
 
 def _draw_latencies(sizes: _Sizes, longest: int) -> OutsideTimes:
-    """The copy of the longest request takes a millisecond to a minute, a grammar a hundredth of a second to ten
-    seconds. longest: its tokens.
+    """Draw latencies: the copy of the longest request takes a millisecond to a minute, a grammar a hundredth of a
+    second to ten seconds. longest: its tokens.
     """
     rng = sizes.rng
     copy = log_uniform(rng, 1e-3, 60)

@@ -1,7 +1,7 @@
 """A witness of kvscope's own engine: reads the engine's objects at each pass, and none of its events.
 
-It wraps methods of the engine's parts to see what goes in and out of them. It changes nothing and decides nothing; what
-it saw goes into an EpisodeEnd.
+It wraps methods of the engine's parts to see what goes in and out of them. It changes nothing and decides nothing. Its
+observations go into an EpisodeEnd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope.monitor.incidents.waste_log import WasteLog
 INSPECTED_BEHIND: Final = 16
 """Requests behind a refused head that are asked whether they would fit."""
 ASKED_EVERY_S: Final = 1.0
-"""An idle engine asks its connector several times in that; one that does so at its next request does not."""
+"""An idle engine polls its connector several times in that. One that polls only at its next request does not."""
 SHORT_S: Final = 0.05
 """A step shorter than this counts as a short one."""
 NATURAL_STATUSES: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
@@ -84,7 +84,8 @@ class EngineWitness:
         self._ended_s_of: dict[int, float] = {}
         """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
-        """Requests that ended in a pass since the last step was planned, if they were most of those that ran; when."""
+        """Requests that ended in a pass since the last step was planned, if they were most of those that ran, and when.
+        """
         self._cap = engine.config.max_num_seqs
         self._being_written: dict[int, dict[int, int]] = {}
         """By step in flight: the blocks that it writes, with the request."""
@@ -320,7 +321,7 @@ class EngineWitness:
         """Compare what the lookup found with what the pool has and had. A miss is seen only where one group sees
         everything: elsewhere a window that another group has left behind looks the same.
 
-        What was evicted and is fetched from outside counts too: it is brought a second time.
+        An evicted block that is fetched from outside counts too: it is brought a second time.
         """
         manager, size = self.engine.manager, self.engine.manager.block_size
         groups = range(len(manager.windows))

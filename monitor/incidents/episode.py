@@ -21,7 +21,7 @@ class LabEpisode(Protocol):
 
     @property
     def faults(self) -> Sequence[str]:
-        """What is wrong with the engine; none for a healthy one. The monitor never sees it."""
+        """The faults of the engine, none for a healthy one. The monitor never sees it."""
         ...
 
     @property

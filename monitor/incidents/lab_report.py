@@ -21,7 +21,7 @@ from kvscope.monitor.incidents.lab_run import LabRun, live
 from kvscope.monitor.incidents.scenarios import INCIDENTS, SCENARIOS, SHOWN_BY_HAND
 
 SEEDS: Final = 5
-"""Of a full matrix."""
+"""Seeds of a full matrix."""
 
 
 class Job(NamedTuple):
@@ -32,9 +32,9 @@ class Job(NamedTuple):
 
 
 def jobs(seeds: Sequence[int], codes: Sequence[str] = ()) -> list[Job]:
-    """Every scenario under every seed; only of these codes, if any are given.
+    """Return every scenario under every seed, restricted to these codes, if any are given.
 
-    Raises ValueError for a code that nothing brings about.
+    Raises ValueError for a code that no scenario causes.
     """
     known = {scenario.code for scenario in SCENARIOS}
     for code in codes:
@@ -45,7 +45,7 @@ def jobs(seeds: Sequence[int], codes: Sequence[str] = ()) -> list[Job]:
 
 
 def do(wanted: Sequence[Job], keep: Path | None, processes: int, console: Console) -> list[LabRun]:
-    """Run them all, over so many processes, with a bar on `console`; in the order of `wanted`."""
+    """Run them all, over that many processes, with a bar on `console`, in the order of `wanted`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -82,13 +82,13 @@ def cores() -> int:
 
 
 class Figures(NamedTuple):
-    """Of one code, over the runs that brought it about and those that did not."""
+    """The results of one code, over the runs that caused it and those that did not."""
 
     code: str
     runs: int
     found: int
     false: int
-    """Runs in which it was found and is neither what was brought about nor a consequence of that."""
+    """Runs in which it was found and is neither the cause nor a consequence of it."""
     right: int
     """Runs with nothing to object to, the culprits included."""
     seconds: list[float]
@@ -168,7 +168,7 @@ def show(runs: Sequence[LabRun], console: Console) -> None:
 
 
 def summary(runs: Sequence[LabRun]) -> list[str]:
-    """What it comes to, in a few lines."""
+    """Return a summary in a few lines."""
     incidents = [run for run in runs if run.code]
     healthy = [run for run in runs if not run.code]
     beyond = [run.took_s - run.grace_s for run in incidents if run.took_s is not None]

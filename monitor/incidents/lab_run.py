@@ -1,7 +1,7 @@
-"""One run: an engine's life in virtual time, what it said as bytes, what the monitor found in them, and the verdict.
+"""One run: an engine in virtual time, its events as bytes, the monitor's findings, and the verdict.
 
-Nothing but the events goes from the engine to the monitor, and of these the faults that are on are taken out. What the
-engine knows of itself is looked at by the judge alone.
+Nothing but the events goes from the engine to the monitor, and of these the faults that are on are taken out. Only the
+judge reads the engine's own objects.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from kvscope.monitor.incidents.simulated_run import Life, Named
 from kvscope.monitor.pipeline import Pipeline
 
 SLACK_S: Final = 10.0
-"""What a finding may take beyond the class's own grace."""
+"""The time that a finding may take beyond the class's own pending period."""
 ENDED_WELL: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
 EARLY_S: Final = 0.2
-"""What it may seem too early by: the engine's state is noted after a pass, and ten times a second."""
+"""The time by which it may seem too early: the engine's state is noted after a pass, and ten times a second."""
 LOOK_EVERY_NS: Final = 1_000_000_000
 
 
@@ -51,7 +51,7 @@ class Fired(msgspec.Struct):
 
 
 class LabRun(msgspec.Struct):
-    """What came of a scenario under one seed. `problems` is empty if all is as it should be."""
+    """The result of a scenario under one seed. `problems` is empty if all is as it should be."""
 
     code: str
     scenario: str
@@ -68,7 +68,7 @@ class LabRun(msgspec.Struct):
 
     @property
     def found(self) -> Fired | None:
-        """The first finding of the code that was brought about."""
+        """The first finding of the injected code."""
         return next((fired for fired in self.fired if fired.code == self.code), None)
 
     @property
@@ -78,7 +78,7 @@ class LabRun(msgspec.Struct):
 
     @property
     def took_steps(self) -> int:
-        """The same in the engine's steps; 0 if it was not found."""
+        """The same in the engine's steps, 0 if it was not found."""
         return self.found.step - self.onset_step if self.found is not None else 0
 
 
@@ -106,12 +106,12 @@ def live(scenario: Scenario, seed: int, keep: Path | None = None) -> LabRun:
 
 @cache
 def _model(max_model_len: int | None) -> LoadedModel:
-    """The model that the engine pretends to run; only its settings count."""
+    """Return the model that the engine pretends to run. Only its settings count."""
     return load_model(EngineConfig(max_model_len=max_model_len))
 
 
 def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[LabRun, Life]:
-    """Live it on an engine in virtual time, which keeps what it says in `directory`; close that engine."""
+    """Run it on an engine in virtual time, which keeps its events in `directory`, and close that engine."""
     config = EngineConfig(
         **{"hash_key": b"lab", "seed": seed, **scenario.engine},
         faults=(scenario.fault,) if scenario.fault else (),
@@ -149,7 +149,7 @@ def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[LabRun,
 
 
 class Seen(msgspec.Struct):
-    """What the monitor told of a recording: what fired, and whom it ever named, by code."""
+    """The monitor's report on a recording: the codes that fired, and all requests and blocks ever named, by code."""
 
     fired: list[Fired] = []
     requests: dict[str, set[str]] = {}
@@ -157,7 +157,7 @@ class Seen(msgspec.Struct):
 
 
 def frames(directory: Path) -> Iterator[Batch]:
-    """A recording's batches, from its bytes, without the faults that the engine says it has on."""
+    """Yield a recording's batches, from its bytes, without the faults that the engine's description lists."""
     for payload in journal.read(directory):
         frame = decode(payload)
         if frame is None or isinstance(frame, Keyframe):
@@ -195,7 +195,9 @@ def _note_fired(watch: Pipeline, seen: Seen, began_ns: int, step: int) -> None:
 
 
 def _note_firing(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
-    """Add whom the firing findings name now, and those that were information at first and no longer are."""
+    """Add the requests and blocks that firing findings name now, including findings that were information at first and
+    no longer are.
+    """
     noted = {fired.code for fired in seen.fired}
     for report in watch.findings("firing"):
         if report.code not in noted and severity_at_least(report.severity, "warning"):

@@ -58,7 +58,7 @@ def find_in_pages(pages: Sequence[tuple[int, str]], began_ns: int) -> list[Found
 
 
 def find_in_records(records: Iterable[Record], began_ns: int = 0) -> list[FoundCode]:
-    """Return what a monitor finds in records that are in order; `began_ns`: wall time of the episode's begin."""
+    """Return the findings of a monitor in records that are in order. `began_ns`: wall time of the episode's begin."""
     watch = Pipeline()
     found: dict[str, FoundCode] = {}
     due, last_ns = 0, began_ns

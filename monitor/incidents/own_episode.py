@@ -47,7 +47,7 @@ def _tiny_model(max_model_len: int | None) -> LoadedModel:
 
 
 def model_of(draw: Draw) -> LoadedModel:
-    """Return the model that the drawn engine pretends to run; only its settings count."""
+    """Return the model that the drawn engine pretends to run. Only its settings count."""
     loaded = _tiny_model(draw.max_model_len if draw.plans_memory else None)
     shape = replace(loaded.config, max_model_len=draw.max_model_len)
     if draw.window:
@@ -145,7 +145,7 @@ class OwnEpisode:
         return request.params.max_tokens - len(request.output_token_ids) + -(-request.num_tokens // chunk)
 
     def _mark(self) -> tuple[int, int, int]:
-        """What changes when anything moves."""
+        """Return counters that change when anything moves."""
         scheduler = self.engine.scheduler
         return scheduler.step, len(scheduler.requests), self.engine.pool.num_free
 
@@ -253,7 +253,7 @@ class OwnEpisode:
             yield KeptBlocks("nothing", lost, at_s, owner, by)
 
     def _memory(self) -> Iterator[ObservedWaste]:
-        """What the plan promised of the device, and what is there."""
+        """Yield the difference between the plan for the device and its real use."""
         plan, log = self.engine.plan, WasteLog()
         if plan.is_measured and self.draw.plans_memory:
             outgrew = plan.graphs - max(plan.graphs_estimated, 0)

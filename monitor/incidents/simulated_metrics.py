@@ -23,7 +23,7 @@ class ScrapeClock:
         self.ns = 0
 
     def monotonic_ns(self) -> int:
-        """The same as wall time."""
+        """Return the same as wall time."""
         return self.ns
 
     def time_ns(self) -> int:

@@ -1,6 +1,6 @@
-"""An engine as its judge sees it, whom an incident strikes there, and from when on it is there.
+"""An engine as its judge sees it, the requests that an incident affects, and its beginning.
 
-All of it is read off the engine itself, and nothing off what the engine says.
+All of it comes from the engine's objects, and nothing from its events.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ class Life:
     numbers: dict[str, int]
     """And the other way."""
     struck_blocks: dict[str, set[int]] = field(default_factory=dict)
-    """What each request that the fault struck held after that pass."""
+    """Blocks that each request held after the pass in which the fault triggered on it."""
     overdrawn: set[int] = field(default_factory=set)
-    """Blocks with fewer references than none, after a pass in which the fault struck."""
+    """Blocks with fewer than zero references, after a pass in which the fault triggered."""
     preempted: list[set[str]] = field(default_factory=list)
-    """Who was preempted, pass by pass, of those in which somebody was."""
+    """The preempted requests, pass by pass, of passes with any."""
     in_vain: set[str] = field(default_factory=set)
-    """Who was preempted before the first token of output since it was let in."""
+    """Requests preempted before the first token of output since their admission."""
     finished: list[set[str]] = field(default_factory=list)
-    """Who finished, pass by pass, of those in which somebody did."""
+    """The finished requests, pass by pass, of passes with any."""
     admitted: set[str] = field(default_factory=set)
-    """Who ever ran."""
+    """All requests that ever ran."""
     heirs: dict[str, set[int]] = field(default_factory=dict)
-    """Who had, after a pass, blocks of one whom the fault struck in it; and which."""
+    """Requests that had, after a pass, blocks of one on which the fault triggered in it, with these blocks."""
     _noted: int = 0
-    """Of whom the fault struck, so many were looked at."""
+    """The number of affected requests noted so far."""
     _preemptions: dict[int, int] = field(default_factory=dict)
     _had: dict[int, int] = field(default_factory=dict)
-    """Of those preempted, the tokens of output that they had the last time."""
+    """The tokens of output that preempted requests had the last time."""
     _held: dict[int, set[int]] = field(default_factory=dict)
-    """What each request had after the pass before."""
+    """Blocks of each request after the pass before."""
 
     @property
     def struck(self) -> set[str]:
-        """Ids of the requests that the fault struck."""
+        """Ids of the requests on which the fault triggered."""
         struck = set(self.fault.struck) if self.fault is not None else set()
         return {self.names[int(each[1:])] if each.startswith("#") else each for each in struck}
 
     def note(self) -> None:
-        """After a pass: what the fault struck, who runs, and who was preempted."""
+        """Note after a pass the effects of the fault, the running requests, and the preempted ones."""
         scheduler = self.engine.scheduler
         newly = self.fault.struck[self._noted :] if self.fault is not None else []
         self._noted += len(newly)
@@ -84,11 +84,11 @@ class Life:
             self.finished.append({self.names[number] for number in numbers})
 
     def holds(self, number: int) -> list[int]:
-        """The blocks that a request has now, of all groups."""
+        """Return the blocks that a request has now, of all groups."""
         return [block for table in self.engine.manager.held(number) for block in table]
 
     def living(self) -> Iterator[Request]:
-        """Requests that the scheduler has and that have not ended."""
+        """Yield the requests that the scheduler has and that have not ended."""
         return (request for request in self.engine.scheduler.requests.values() if not request.is_finished)
 
 
@@ -97,14 +97,14 @@ class Life:
 
 @dataclass(frozen=True)
 class Named:
-    """Whom a finding has to name by its end: at least these, and nobody but those."""
+    """The requests that a finding has to name by its end: at least these, and none but those."""
 
     least: frozenset[str] | frozenset[int]
     most: frozenset[str] | frozenset[int]
 
 
 def exactly(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
-    """All of them, and nobody else."""
+    """Require all of them, and no other."""
 
     def rule(life: Life) -> Named:
         found = frozenset(them(life))
@@ -114,7 +114,7 @@ def exactly(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
 
 
 def among(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
-    """Some of them, and nobody else: where the class names only those who show it."""
+    """Require some of them, and no other, where the class names only those who show it."""
 
     def rule(life: Life) -> Named:
         return Named(frozenset(), frozenset(them(life)))
@@ -123,12 +123,12 @@ def among(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
 
 
 def struck(life: Life) -> set[str]:
-    """The requests that the fault struck."""
+    """Return the requests on which the fault triggered."""
     return life.struck
 
 
 def nobody(_life: Life) -> set[Any]:
-    """The class names none."""
+    """Return no request, for a class that names none."""
     return set()
 
 
@@ -143,22 +143,22 @@ def deferred(life: Life) -> set[str]:
 
 
 def parked(life: Life) -> set[str]:
-    """Requests that wait for something outside."""
+    """Return the requests that wait for something outside."""
     return {request.id for request in life.engine.scheduler.parked.values()}
 
 
 def holding_in_queue(life: Life) -> set[str]:
-    """Requests in the waiting queue that have blocks."""
+    """Return the requests in the waiting queue that have blocks."""
     return {r.id for r in life.engine.scheduler.waiting if r.number in life.engine.manager.tables}
 
 
 def alive(life: Life) -> set[str]:
-    """Whoever runs or waits."""
+    """Return all running and waiting requests."""
     return {request.id for request in life.living()}
 
 
 def long_ones(life: Life) -> set[str]:
-    """The clients by the name of long."""
+    """Return the clients by the name of long."""
     return {name for name in life.names.values() if name.startswith("long-")}
 
 
@@ -178,12 +178,12 @@ def finished(at_once: int) -> Callable[[Life], set[str]]:
 
 
 def blocks_struck(life: Life) -> set[int]:
-    """What those have whom the fault struck."""
+    """Return the blocks of the affected requests."""
     return {block for blocks in life.struck_blocks.values() for block in blocks}
 
 
 def heirs(life: Life) -> set[str]:
-    """Who got blocks in the very pass in which the fault took them from others."""
+    """Return the requests that got blocks in the very pass in which the fault took them from others."""
     return set(life.heirs)
 
 
@@ -193,12 +193,12 @@ def inherited(life: Life) -> set[int]:
 
 
 def overdrawn(life: Life) -> set[int]:
-    """Blocks that were given back more often than they were taken."""
+    """Return blocks that were freed more often than they were taken."""
     return life.overdrawn
 
 
 def blocks_of(them: Callable[[Life], set[str]]) -> Callable[[Life], set[int]]:
-    """What these have at the end."""
+    """Return the blocks of these at the end."""
 
     def blocks(life: Life) -> set[int]:
         names = them(life)
@@ -223,7 +223,7 @@ def ownerless_blocks(life: Life) -> set[int]:
 
 
 def strikes(count: int) -> Callable[[Life], bool]:
-    """The fault has struck so often."""
+    """Return whether the fault has triggered that often."""
     return lambda life: life.fault is not None and life.fault.strikes >= count
 
 
@@ -258,5 +258,5 @@ def idle_with_deferrals(life: Life) -> bool:
 
 
 def somebody_lacks_blocks(life: Life) -> bool:
-    """Somebody in the queue was refused for want of blocks."""
+    """Whether a request in the queue was refused for lack of blocks."""
     return any(request.shortage is not None for request in life.engine.scheduler.waiting)

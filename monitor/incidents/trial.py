@@ -26,8 +26,8 @@ TrialSource = Literal["stream", "metrics"]
 TRIAL_SOURCES: Final[tuple[TrialSource, ...]] = ("stream", "metrics")
 ROUNDING_S: Final = 1.0
 RETRY_LIMIT_S: Final = 0.01
-"""After which the limit of real time is looked at again if it came where nothing can be raised."""
-"""What a finding may seem too early by: the recording is flushed, and the witness looks, at intervals."""
+"""The delay after which the limit of real time is checked again if it came where no exception can be raised."""
+"""The time by which a finding may seem too early: the recording is flushed, and the witness samples, at intervals."""
 
 
 class HarmSeen(msgspec.Struct):
@@ -46,7 +46,7 @@ class HarmSeen(msgspec.Struct):
 
 
 class ClaimMade(msgspec.Struct):
-    """A finding of the trial: its code, verdict and time, and whether the truth bears it out; if not, why."""
+    """A finding of the trial: its code, verdict and time, and whether the truth confirms it, or why not."""
 
     code: str
     verdict: str
@@ -57,14 +57,14 @@ class ClaimMade(msgspec.Struct):
 
 
 class SourceResult(msgspec.Struct):
-    """What came of one source of evidence."""
+    """The result of one source of evidence."""
 
     harms: list[HarmSeen] = []
     claims: list[ClaimMade] = []
 
 
 class Trial(msgspec.Struct):
-    """What came of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long.
+    """The result of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long.
 
     only_healthy: it was drawn from engines without a fault, which are watched for longer.
     """
@@ -94,7 +94,9 @@ class Trial(msgspec.Struct):
 
 @contextmanager
 def _limited_to(seconds: float) -> Iterator[None]:
-    """Raise NotFinished in the block after so many seconds of real time. In a main thread only; 0: no limit."""
+    """Raise NotFinished in the block after so many seconds of real time. It works in a main thread only. 0 means no
+    limit.
+    """
 
     def stop(_signal: int, frame: FrameType | None) -> None:
         # What a callback of the garbage collector raises is lost: the timer comes again.
@@ -124,8 +126,8 @@ def run_trial(
 ) -> Trial:
     """Run one trial on the engine under test of that name.
 
-    only_healthy: draw an engine without a fault, and watch it for longer.
-    keep: a directory for its recording. limit_s: real seconds after which it is reported as not finished; 0: none.
+    only_healthy: draw an engine without a fault, and watch it for longer. keep: a directory for its recording. limit_s:
+    real seconds after which it is reported as not finished (0: none).
     """
     began = time.perf_counter()
     trial = Trial(number, seed, engine=engine, only_healthy=only_healthy)
@@ -188,7 +190,9 @@ def seen_harms(
 
 
 def judge_claim(found: FoundCode, harms: Sequence[Harm], source: str = "stream") -> ClaimMade:
-    """Decide whether a finding is right: a harm makes its code true, had begun, and concerns whom the finding names."""
+    """Decide whether a finding is right: a harm makes its code true, had begun, and concerns the requests or blocks
+    that the finding names.
+    """
     claim = ClaimMade(found.code, found.verdict, found.at_s, right=False, explanation=found.explanation)
     behind = harms_behind(found.code, harms, source)
     if not behind:

@@ -1,4 +1,4 @@
-"""Many trials over several processes, resumable: each is a line of a file as soon as it is done."""
+"""Runs many trials over several processes, resumable: each is a line of a file when it is done."""
 
 from __future__ import annotations
 

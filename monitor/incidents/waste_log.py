@@ -12,7 +12,7 @@ MOST_NAMED_IN_WASTE: Final = 5_000
 
 
 class WasteLog:
-    """What was observed, by kind. `closed` once the episode is no longer watched: then nothing is added."""
+    """The observed waste, by kind. `closed` once the episode is no longer watched: then nothing is added."""
 
     def __init__(self) -> None:
         self.closed = False

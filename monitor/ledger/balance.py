@@ -1,8 +1,8 @@
 """The conservation law: total = free + cached-idle + running + waiting + finished + reserved + UNACCOUNTED.
 
-Each block counts once. One with several owners counts under the liveliest: running, else waiting, else finished.
-A finished owner holds a block only by a deferral that was announced; a block in use that nobody legitimately holds
-is UNACCOUNTED. References beyond the legitimate ones are `unexplained_references`, on whichever block they are.
+Each block counts once. One with several owners counts under the liveliest: running, else waiting, else finished. A
+finished owner holds a block only by a deferral that was announced. A block in use without a legitimate owner is
+UNACCOUNTED. References beyond the legitimate ones are `unexplained_references`, on whichever block they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Balance(msgspec.Struct, frozen=True):
 
 
 def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None) -> Balance:
-    """The balance of `state`. O(requests + shared blocks + blocks of requests that do not run).
+    """Return the balance of `state`. O(requests + shared blocks + blocks of requests that do not run).
 
     unexplained: its unexplained references, where they are known.
     """

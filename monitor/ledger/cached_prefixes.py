@@ -1,10 +1,10 @@
-"""What an engine keeps for its prefixes, as far as its KV events tell: a fold of them.
+"""The prefix cache of an engine, as far as its KV events show: a fold of them.
 
-A hash names the content of a block. One that is stored while it is kept already was computed again though the cache
-had it: not by chance if it was kept for a while (alike prompts that come together are computed side by side) and if it
-is not the only one (the last block of a prompt always is). One that is stored after it was removed was missed. A chain
-is one prompt and what was generated for it: its stored blocks name each other as parents. Evictions are a chain's if
-nobody else stored anything much in the same step.
+A hash names the content of a block. One that is stored while it is kept already was computed again though the cache had
+it: not by chance if it was kept for a while (alike prompts that come together are computed side by side) and if it is
+not the only one (the last block of a prompt always is). One that is stored after it was removed was missed. A chain is
+one prompt and what was generated for it: its stored blocks name each other as parents. Evictions are a chain's if no
+other chain stored anything much in the same step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_STEPS: Final = 20_000
 SETTLED_NS: Final = 5_000_000_000
 """A content that was kept for so long is there for every prompt that comes."""
 MOST_OF_STEP: Final = 0.9
-"""Of the blocks stored in a step: the evictions of that step are the chain's that stored so many."""
+"""The share of the blocks stored in a step that makes the evictions of that step a chain's."""
 
 ContentHash = int | bytes
 Content = tuple[int, ContentHash]
@@ -37,11 +37,11 @@ class Chain:
         self.stored = 0
         self.evicted = 0
         self.missed = 0
-        """Of the evicted: contents that were stored again since, and had to be computed again for it."""
+        """Evicted contents that were stored again since, and had to be computed again for it."""
 
 
 class Step(NamedTuple):
-    """What one batch stored: all, and those of them that were kept already, and for a while."""
+    """The contents that one batch stored: all, and those of them that were kept already, and for a while."""
 
     at_ns: int
     position: str
@@ -62,7 +62,7 @@ class CachedPrefixes:
         self.cleared = 0
         self.lost = 0
         self.forgotten = 0
-        """Contents that were dropped here because there were too many to keep books on."""
+        """Contents that were dropped here because there were too many to track."""
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
         """The last that stored anything."""
         self.culprits: deque[Chain] = deque(maxlen=MAX_CHAINS)
@@ -71,7 +71,7 @@ class CachedPrefixes:
         self._evicted: dict[Content, Chain] = {}
 
     def apply(self, record: KvEvents) -> None:
-        """Fold in one batch. After a gap, or in a new life, nothing is known of what is kept."""
+        """Fold in one batch. After a gap, or in a new epoch, nothing is known of the cache."""
         self.lost += record.lost
         if record.lost or record.restarted:
             self._forget()
@@ -117,7 +117,7 @@ class CachedPrefixes:
         return again if again > 1 else 0
 
     def _remove(self, event: KvEvent) -> list[Content]:
-        """Those that were known to be kept."""
+        """Return the contents that were known to be kept."""
         found = []
         for value in event.hashes:
             content = (event.group, value)
@@ -133,7 +133,7 @@ class CachedPrefixes:
         return found
 
     def _chain(self, event: KvEvent, record: KvEvents, kept_before: int) -> Chain:
-        """Which prompt these blocks go on with; what nobody was seen to begin, begins here."""
+        """Return the prompt that these blocks continue. Blocks without a known beginning begin here."""
         chain = None if event.parent is None else self._ends.pop((event.group, event.parent), None)
         if chain is None:
             chain = Chain(record.at_ns, record.position, kept_before)

@@ -1,7 +1,7 @@
 """One engine's ledger: a fold of frames, and of samples where there is no stream.
 
-`apply` takes what a source brings, in order. The state itself is kvscope.monitor.state; here are the things around
-it that judgement needs: where in the stream we are, what time it is there, what was lost, what ended, the recent past.
+`apply` takes what a source brings, in order. The state itself is kvscope.monitor.state. This module adds the data that
+judgement needs: the position in the stream, the time there, lost batches, ended requests, the recent past.
 """
 
 from __future__ import annotations
@@ -80,22 +80,22 @@ class EngineLedger:
     """The ledger of the engine named `engine`. One of the past is not `counting`: its points are kept elsewhere."""
 
     used_by_engine = -1
-    """Blocks in use by the engine's own counter, which each batch carries; -1 before the first."""
+    """Blocks in use by the engine's own counter, which each batch carries, or -1 before the first."""
     _balance: Balance | None = None
     _unexplained: dict[int, int] | None = None
-    """Of the state as it is: dropped with the next record."""
+    """Unexplained references of the current state, dropped with the next record."""
     max_recent_bytes = MAX_RECENT_BYTES
 
     def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
         self.engine = engine
         self.validates = validation.is_enabled() if validate is None else validate
-        """Whether every invariant is checked after every batch; by default as KVSCOPE_VALIDATE says."""
+        """Whether every invariant is checked after every batch, by default according to KVSCOPE_VALIDATE."""
         self.counting = counting
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
         self.epoch = 0
         self.sequence = -1
         self.step_times, self.outside_waits = StepTimes(), OutsideWaits()
-        """Of this epoch, as far as received."""
+        """Step times and waits of this epoch, as far as received."""
         self.state = self._begun(EngineState())
         self.description = EngineDescription()
         self.ready = False
@@ -103,29 +103,29 @@ class EngineLedger:
         self.now_ns = 0
         """The latest wall time that the stream has shown, in ns since 1970."""
         self.heard_ns = 0
-        """When the engine itself last said something, on the same clock."""
+        """When the last event came from the engine itself, on the same clock."""
         self.joined_ns = 0
         self.uncertain_since_ns = 0
-        """Since when figures may be wrong because events were lost; 0 once an audit has put them right."""
+        """Since when figures may be wrong because events were lost, or 0 once an audit has corrected them."""
         self.restarts = 0
         self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)
         self.lost_batches = dict.fromkeys(Stage, 0)
-        """All that were lost in this epoch; `losses` keeps only the last of them."""
+        """All losses in this epoch. `losses` keeps only the last of them."""
         self.dropped_batches = self.dropped_events = 0
         self.observer_failures: tuple[WorkerFailure, ...] = ()
-        """Parts of the service that this engine's picture rests on and that do not work; not of the stream."""
+        """Failed parts of the service that this engine's data depends on, not of the stream."""
         self.refused_records = 0
         """Records that could not be folded in."""
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
         self.just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
         self.anomalies: list[FoundAnomaly] = []
-        """The first MAX_ANOMALIES of each kind: each step and audit finds what is wrong again, and says less of why."""
+        """The first MAX_ANOMALIES of each kind: each step and audit finds the same problem again, with less detail."""
         self._anomalies: Counter[str] = Counter()
         self.lapses: deque[LapsedLease] = deque(maxlen=MAX_LAPSES)
         """Blocks that only the end of a lease has brought back."""
         self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
         self.prompts: deque[ComputedPrompt] = deque(maxlen=MAX_PROMPTS)
-        """That were looked up in the prefix cache, and are computed."""
+        """Computed prompts that were looked up in the prefix cache."""
         self.floors = IdleFloors()
         """In blocks that no living request holds."""
         self.points: deque[Point] = deque(maxlen=MAX_POINTS)
@@ -135,7 +135,7 @@ class EngineLedger:
         self.facts: dict[str, Fact] = {}
         self.reported = ReportedEvents()
         self.prefixes = CachedPrefixes()
-        """What KV events tell, where there are any."""
+        """The cache by KV events, where there are any."""
         self.tally = Tally()
         self.beats, self.held_back = HeartbeatHistory(), HeldBackQueue()
         self.recent_bytes = 0  # about what `recent` takes
@@ -150,9 +150,8 @@ class EngineLedger:
     # ---------------------------------------------------------------- the fold
 
     def apply(self, record: Record) -> None:
-        """Fold one record in. Nothing that an engine can send makes this raise: what cannot be folded is counted as
-        lost, and the state is in doubt until a keyframe or the engine's audits put it right.
-        A ledger that validates raises InvariantError.
+        """Fold one record in. No record from an engine makes this raise. An unusable one counts as lost, and the state
+        is in doubt until a keyframe or the engine's audits correct it. A ledger that validates raises InvariantError.
         """
         self._head_is_known, self._living = False, None
         self._balance = self._unexplained = None
@@ -381,12 +380,12 @@ class EngineLedger:
             self.recent_bytes -= batch_bytes(self.recent.popleft())
 
     def count_anew(self) -> None:
-        """From here on is counted what is counted since we have listened: what came before was by others."""
+        """Begin the counts at this time: earlier events were received by others."""
         self.tally = Tally()
         self.state.residency_samples = None
 
     def take_just_finished(self) -> list[RequestState]:
-        """The requests that reached a terminal status since last asked; at most the last MAX_ENDED_REQUESTS."""
+        """Return the requests that ended since the last call, at most the last MAX_ENDED_REQUESTS."""
         finished = list(self.just_finished)
         self.just_finished.clear()
         return finished
@@ -399,19 +398,19 @@ class EngineLedger:
         return self.ready
 
     def balance(self) -> Balance:
-        """The pool now."""
+        """Return the balance of the pool now."""
         if self._balance is None:
             self._balance = balance_of(self.state, self.unexplained_references())
         return self._balance
 
     def unexplained_references(self) -> dict[int, int]:
-        """Return by block the references that no owner explains; several detectors ask for them."""
+        """Return by block the references that no owner explains, for several detectors."""
         if self._unexplained is None:
             self._unexplained = self.state.unexplained_references()
         return self._unexplained
 
     def wall(self, mono_ns: int) -> int:
-        """A time of the engine's monotonic clock, as ns since 1970; 0 stays 0."""
+        """Return a time of the engine's monotonic clock as ns since 1970. 0 stays 0."""
         return mono_ns + self.clock.offset_ns if mono_ns else 0
 
     def age_s(self, mono_ns: int) -> float:
@@ -421,19 +420,19 @@ class EngineLedger:
     @property
     def looked_ns(self) -> int:
         """When the scheduler is last known to have gone over its queue, on the engine's monotonic clock: it launched a
-        step then, or has made a pass since. What it has left where it was until then, it does leave there.
+        step then, or has made a pass since. Requests that were left in place until then do stay there.
         """
         return max(self.state.launched_ns, self.beats.passed_ns)
 
     def step_model(self) -> StepModel | None:
-        """Return how long this epoch's steps take by what they compute; None before one was seen from launch to end."""
+        """Return the step-time model of this epoch, or None before one step was seen from launch to end."""
         count = self.step_times.count
         if self._step_model is None or count >= REFIT_AFTER * self._step_model[0]:
             self._step_model = (count, StepModel(self.step_times.steps)) if count else None
         return self._step_model[1] if self._step_model else None
 
     def unpolled_s(self) -> float:
-        """For how long the heartbeats have shown that the KV connector is not asked; 0 of one that counts no polls."""
+        """Return for how long the KV connector has not been polled, or 0 if the engine counts no polls."""
         beat = self.state.heartbeat
         return (beat.at_ns - self.beats.polled_ns) / 1e9 if beat is not None and beat.connector_polls else 0.0
 
@@ -443,26 +442,26 @@ class EngineLedger:
 
     @property
     def heard_at(self) -> Position:
-        """Where the ledger is in the stream: the last event that was heard."""
+        """The ledger's position in the stream: the last event received."""
         last = self.recent[-1] if self.recent else None
         events = len(last.runs) // RUN_BYTES if last is not None and last.sequence == self.sequence else 1
         return Position(self.epoch, self.sequence, max(events - 1, 0))
 
     def at(self, *places: int) -> str:
-        """The position of the last of these places in the stream of this life; empty if none of them is known."""
+        """Return the last of these positions in this epoch's stream, or an empty string if none is known."""
         place = max(places, default=UNKNOWN_POSITION)
         return str(Position(self.epoch, place >> EVENT_BITS, place & EVENT_MASK)) if place >= 0 else ""
 
     def request(self, name: str) -> RequestState | None:
-        """A request by its id or `#number`, whether it lives or has ended of late."""
+        """Return a request by its id or `#number`, live or recently ended."""
         for record in (*self.state.requests.values(), *reversed(self.ended)):
             if name in (record.id, f"#{record.number}"):
                 return record
         return None
 
     def cause_of_wait(self, record: RequestState) -> Cause:
-        """Why a request is where it is: the engine names the head of the queue's reason; who has none of its own
-        stands behind that head.
+        """Return why a request waits: the engine names the head of the queue's reason, and a request without one stands
+        behind that head.
         """
         if record.is_waiting and record.cause in (Cause.NEW, Cause.PREEMPTED) and self.head() not in (None, record):
             return Cause.BEHIND_HEAD
@@ -486,13 +485,13 @@ class EngineLedger:
         return +counts
 
     def living(self) -> Living:
-        """Return the requests that have not ended; every detector of requests asks for them."""
+        """Return the requests that have not ended, for every detector of requests."""
         if self._living is None:
             self._living = sort_living(self.state.requests.values())
         return self._living
 
     def head(self) -> RequestState | None:
-        """The waiting request that the scheduler passed over last: the one the others stand behind."""
+        """Return the waiting request that the scheduler skipped last: the one the others stand behind."""
         if not self._head_is_known:  # whoever asks why each request waits asks this as often
             self._head, self._head_is_known = refused_last(self.state.requests.values()), True
         return self._head

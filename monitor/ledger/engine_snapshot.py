@@ -19,7 +19,7 @@ from kvscope.monitor.state.records import RequestState
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True):
-    """One request. `state` and `waits_for` are the contract's names (Status and Cause); `for_s`: in this state so far.
+    """One request. `state` and `waits_for` are the contract's names (Status and Cause). `for_s`: in this state so far.
 
     Times are wall ns, 0 where they are not known or have not come.
     """
@@ -41,7 +41,9 @@ class RequestSnapshot(msgspec.Struct, frozen=True):
 
 
 class EngineSnapshot:
-    """One engine as its ledger has it now. Times are wall ns; what the engine does not report is None or empty."""
+    """One engine as its ledger has it now. Times are wall ns. Values that the engine does not report are None or
+    empty.
+    """
 
     def __init__(self, ledger: EngineLedger) -> None:
         self._ledger = ledger
@@ -88,7 +90,7 @@ class EngineSnapshot:
 
     @property
     def configuration(self) -> Mapping[str, object]:
-        """What the engine reported about itself when it started: model, block_size, max_num_seqs and more."""
+        """The engine's report about itself at its start: model, block_size, max_num_seqs and more."""
         return MappingProxyType(msgspec.to_builtins(self._ledger.description))
 
     @property
@@ -114,11 +116,11 @@ class EngineSnapshot:
 
     @property
     def facts(self) -> Mapping[str, Fact]:
-        """What the engine reported once, in its log or on its metrics page, by name."""
+        """Facts that the engine reported once, in its log or on its metrics page, by name."""
         return MappingProxyType(dict(self._ledger.facts))
 
     def request(self, id: str) -> RequestSnapshot | None:
-        """Return one request by its id or `#number`; None if there is none."""
+        """Return one request by its id or `#number`, or None if there is none."""
         record = self._ledger.request(id)
         return self._request(record) if record is not None else None
 

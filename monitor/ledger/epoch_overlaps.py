@@ -1,8 +1,8 @@
 """Signs that several processes, or several sources, speak for one engine.
 
 An engine's name and epoch should come from one process and by one way. Two processes under one name show as heartbeats
-of an epoch that is not the current one while the current one lives. Two sources of one process show as heartbeats that
-come again, though they are recent.
+of an epoch that is not the current one while the current one is alive. Two sources of one process show as heartbeats
+that come again, though they are recent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_SIGNS: Final = 64
 def is_next_epoch(frame: Batch | Keyframe, epoch: int, silent_ns: int) -> bool:
     """Return whether a frame of another epoch than `epoch`, which has been silent for `silent_ns`, begins the next one.
     Epochs are named by the wall clock at the engine's start, so a later one does. An earlier one does if this one is
-    silent and the frame shows an engine that lives.
+    silent and the frame shows a live engine.
     """
     return frame.epoch > epoch or (silent_ns >= EPOCH_SILENT_NS and is_alive(frame))
 
@@ -40,7 +40,7 @@ class EpochOverlaps:
         self._repeats: deque[int] = deque(maxlen=MAX_SIGNS)
 
     def note_other(self, frame: Batch | Keyframe, now_ns: int) -> None:
-        """Note a frame of an epoch that is not the current one, which lives."""
+        """Note a frame of a live epoch that is not the current one."""
         if isinstance(frame, Batch) and is_alive(frame):
             self._others.append((now_ns, frame.epoch))
 

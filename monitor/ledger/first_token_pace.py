@@ -73,15 +73,15 @@ class FirstTokenPace:
         self._recent: deque[_Slice] = deque(maxlen=RECENT_SLICES)
         self._learned: deque[_Learned] = deque(maxlen=MOST_LEARNED)
         self._verdicts: deque[tuple[int, SlowClients | None]] = deque(maxlen=MOST_LEARNED)
-        """Of each slice by its end."""
+        """Verdicts of each slice by its end."""
 
     @property
     def slow(self) -> SlowClients | None:
-        """How clients are slowed down by the last slice; None if they are not, or nothing was learned yet."""
+        """How clients are slowed down by the last slice, or None if they are not, or nothing was learned yet."""
         return self._verdicts[-1][1] if self._verdicts else None
 
     def slow_at(self, at_ns: int) -> SlowClients | None:
-        """The same at an earlier time."""
+        """Return the same at an earlier time."""
         return next((slow for ended_ns, slow in reversed(self._verdicts) if ended_ns <= at_ns), None)
 
     def finished(self, request: RequestState) -> None:
@@ -90,7 +90,7 @@ class FirstTokenPace:
             self._counts[_duration_bounds((request.first_token_ns - request.arrived_ns) / 1e9)] += 1
 
     def follow(self, now_ns: int, requests: Iterable[RequestState]) -> None:
-        """It is so late; these requests are there. Those without a token count by how long they wait already, once
+        """Note the current requests at this time. Requests without a token count by how long they wait already, once
         that is longer than usual.
         """
         if not self._is_over(now_ns):
@@ -108,7 +108,7 @@ class FirstTokenPace:
         self._close(now_ns, unserved)
 
     def sampled(self, now_ns: int, counts: Iterable[DurationCount]) -> None:
-        """Count the requests of a sample, and what an engine's histogram tells of them."""
+        """Count the requests of a sample, and those of an engine's histogram."""
         self._is_over(now_ns)
         for lower_s, upper_s, requests in counts:
             self._counts[lower_s, upper_s] += requests
@@ -137,7 +137,7 @@ class FirstTokenPace:
             self._learned.append(_Learned(old.ended_ns, duration_quantile(old.counts, 0.95), old.counts.total()))
 
     def _usual(self) -> tuple[float, int] | None:
-        """The time that 95 % of the requests usually wait at most, and of how many that is known."""
+        """Return the time that 95 % of the requests usually wait at most, and the number of requests behind it."""
         if len(self._learned) < FEWEST_LEARNED:
             return None
         ordered = sorted(slice_.p95_s for slice_ in self._learned)
@@ -157,7 +157,7 @@ class FirstTokenPace:
 
 
 def _duration_bounds(seconds: float) -> tuple[float, float]:
-    """The bounds of the bucket that a duration is counted in."""
+    """Return the bounds of the bucket that a duration is counted in."""
     if seconds <= 0:
         return 0.0, 0.0
     power = math.floor(math.log(seconds, BUCKET_GROWTH))

@@ -21,7 +21,7 @@ class Fleet:
         return ledger
 
     def siblings(self, ledger: EngineLedger) -> list[EngineLedger]:
-        """The other data-parallel ranks of its server: NAME@HOST:PORT is the same."""
+        """Return the other data-parallel ranks of its server: NAME@HOST:PORT is the same."""
         server, rank, _ = ledger.engine.rpartition("/")
         others = (other for other in self.engines.values() if rank and other is not ledger)
         return [other for other in others if other.engine.rpartition("/")[0] == server]

@@ -1,7 +1,7 @@
 """Room in blocks that no token is in: what a pool pays for being handed out by the block.
 
-A request's last block is filled as it goes on; until then the rest of it is reserved and unused. Where KV groups differ
-in what they keep of a request, its tokens say nothing of how full its blocks are, and nothing is told.
+A request's last block is filled as it goes on. Until then the rest of it is reserved and unused. Where KV groups differ
+in what they keep of a request, its tokens do not show how full its blocks are, and there is no value.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from kvscope.monitor.state.records import RequestState
 
 
 def unused_tokens(state: EngineState, description: EngineDescription, record: RequestState) -> int | None:
-    """How many more tokens its blocks have room for; None where that cannot be told."""
+    """Return how many more tokens its blocks have room for, or None where that is unknown."""
     if not _by_tokens(state, description):
         return None
     return max(0, len(record.blocks) * state.block_size - record.computed_tokens) if record.blocks else 0
 
 
 def unused_by_all(state: EngineState, description: EngineDescription) -> int | None:
-    """The same over all that live. A block that several share is full, and adds to none of them."""
+    """Return the same over all live requests. A block that several share is full, and adds to none of them."""
     if not _by_tokens(state, description):
         return None
     size, living = state.block_size, [r for r in state.requests.values() if r.status < FIRST_FINISHED and r.blocks]
@@ -29,7 +29,7 @@ def unused_by_all(state: EngineState, description: EngineDescription) -> int | N
 
 
 def tokens_in(state: EngineState, description: EngineDescription, block: int) -> int | None:
-    """How many computed tokens a block holds: all that fit, if it is cached; None where that cannot be told."""
+    """Return how many computed tokens a block holds: all that fit, if it is cached, or None where that is unknown."""
     if not _by_tokens(state, description):
         return None
     if state.hashes[block]:

@@ -1,4 +1,4 @@
-"""What one heartbeat after the other shows: whether the scheduler makes passes, and whether it asks its connector."""
+"""The heartbeats in a row: whether the scheduler makes passes, and whether it polls its connector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUEUE_LENGTHS: Final = 8
 
 
 class HeartbeatHistory:
-    """The heartbeats of one epoch. Times are on the engine's monotonic clock unless said."""
+    """The heartbeats of one epoch. Times are on the engine's monotonic clock unless noted."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -25,14 +25,14 @@ class HeartbeatHistory:
         self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last reported polls of the KV connector since the one before."""
         self.queue_lengths: deque[tuple[int, int]] = deque(maxlen=QUEUE_LENGTHS)
-        """Of the last heartbeats, when (wall) and how many requests the engine's own queues held."""
+        """When each of the last heartbeats came (wall), and how many requests the engine's own queues held."""
 
     def add(
         self, before: Heartbeat | None, last: Heartbeat | None, wall_ns: int, at: int, asks_in_passes: bool
     ) -> None:
         """Note a heartbeat that came at `wall_ns` and stands at `at` in the stream.
 
-        asks_in_passes: the engine asks its connector in each pass, as vLLM does; earlier probes counted only answers,
+        asks_in_passes: the engine polls its connector in each pass, as vLLM does. Earlier probes counted only answers,
         of which there are none where vLLM's executor is in the engine's process.
         """
         if last is None:

@@ -28,9 +28,9 @@ MOST_ASKED_BEHIND: Final = 256
 
 
 def blocks_to_run(state: EngineState, description: EngineDescription, record: RequestState) -> int:
-    """How many blocks a waiting request must get at once. A failed allocation names fewer: what was hit in the prefix
-    cache is not asked for, though it must be there too. What a preempted request had generated is computed again with
-    its prompt; with layers that keep only a window of it, only the engine can tell how much that takes.
+    """How many blocks a waiting request must get at once. A failed allocation names fewer: it does not ask for hits in
+    the prefix cache, though they must be there too. The output of a preempted request is computed again with its
+    prompt. With layers that keep only a window of it, only the engine can determine how much that takes.
     """
     needed = max(record.blocks_needed, record.blocks_to_admit)
     if state.block_size and all(group.kind == "full_attention" for group in description.groups):
@@ -66,7 +66,7 @@ def fitting_together(
 
 class QueueMoment(NamedTuple):
     """The queue after a pass (the engine's monotonic clock). held_back: requests that the head held back and that would
-    have fitted together; 0 with no such head. present: all that waited or ran.
+    have fitted together, 0 with no such head. present: all that waited or ran.
     """
 
     at_ns: int
@@ -79,8 +79,8 @@ class QueueMoment(NamedTuple):
 
 
 class HeldBackTime(NamedTuple):
-    """What heads of the queue cost in a window. Seconds: in which one held others back; of requests that it held back;
-    of all requests.
+    """The cost of heads of the queue in a window. Seconds in which one held others back, of requests that it held back,
+    and of all requests.
     """
 
     since: QueueMoment
@@ -123,7 +123,7 @@ class HeldBackQueue:
             self._moments.append(moment)
 
     def over(self, window_s: float, longest_pass_s: float) -> HeldBackTime | None:
-        """Return what was lost in the last `window_s`; None if nothing, or if not all of it is known."""
+        """Return what was lost in the last `window_s`, or None if nothing, or if not all of it is known."""
         if not self._moments or not self._held_ns:
             return None
         begin_ns = self._moments[-1].at_ns - window_s * 1e9

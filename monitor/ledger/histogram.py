@@ -20,7 +20,7 @@ class Histogram:
         self._sum_ns = 0
 
     def observe(self, durations: Sequence[int]) -> None:
-        """Some more."""
+        """Add more durations."""
         ordered, below = sorted(durations), 0
         for bucket, bound_ns in enumerate(self._bounds_ns):
             until = bisect_right(ordered, bound_ns, below)

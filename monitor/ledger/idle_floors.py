@@ -1,6 +1,6 @@
-"""What stays in use each time that an engine drains to idle: its floors.
+"""The floors of an engine: the blocks that stay in use each time it drains to idle.
 
-A cache makes none, since blocks that nobody refers to are not in use; a leak makes each one higher than the last.
+A cache makes none, since blocks without references are not in use. A leak makes each one higher than the last.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Floor(NamedTuple):
 
 
 class IdleFloors:
-    """The last MAX_FLOORS floors, folded from looks at an engine. `at` and `in_use` are in whatever the looks
-    count in.
+    """The last MAX_FLOORS floors, folded from samples of an engine. `at` and `in_use` are in the samples' units. `at`
+    and `in_use` are in whatever the looks count in.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class IdleFloors:
         self._idle = False
 
     def look(self, at: int, *, idle: bool, worked: bool, in_use: float, where: str = "") -> None:
-        """What was seen at one moment, and whether the engine has worked since the moment before."""
+        """Add a sample, with whether the engine has worked since the one before."""
         if idle and (worked or not self._idle):
             self._floors.append(Floor(at, in_use, where))
         elif idle and in_use < self._floors[-1].in_use:
@@ -43,7 +43,9 @@ class IdleFloors:
         return list(self._floors)
 
     def rising(self) -> list[Floor]:
-        """The floors since one was last lower than the one before it, those left out that are not higher either."""
+        """Return the floors since one was last lower than the one before it, without those that are not higher
+        either.
+        """
         risen: list[Floor] = []
         for floor in self._floors:
             if risen and floor.in_use < risen[-1].in_use:

@@ -15,7 +15,7 @@ SERVED: Final = frozenset((Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPE
 
 
 class Latencies:
-    """Those of the requests that ended in one way, since we have listened.
+    """Latencies of the requests that ended in one way, since reading began.
 
     queue         from arrival until first let in, or until the end of one that never was
     first_token   from arrival until the first token of output
@@ -35,8 +35,8 @@ class Latencies:
 
 
 def times_of(request: RequestState) -> dict[str, int]:
-    """How long one that has ended took, in ns, by the names that Latencies has. What was not seen of it, since we came
-    later, is left out.
+    """How long one that has ended took, in ns, by the names that Latencies has. Phases before reading began are left
+    out.
     """
     times = {}
     arrived, first = request.arrived_ns, request.first_token_ns

@@ -12,7 +12,7 @@ from kvscope.monitor.state.records import Anomaly
 
 
 class Position(NamedTuple):
-    """A place in an engine's stream: the `event`-th of batch `sequence` of a life (`epoch`)."""
+    """A position in an engine's stream: the `event`-th of batch `sequence` of an epoch."""
 
     epoch: int
     sequence: int
@@ -31,7 +31,7 @@ class FoundAnomaly(NamedTuple):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Batches that nobody could supply: how many, at which stage, noticed when, and the last one before them."""
+    """Batches that no source could supply: how many, at which stage, noticed when, and the last one before them."""
 
     batches: int
     stage: Stage
@@ -57,6 +57,6 @@ class Point(NamedTuple):
     limits: tuple[tuple[int, int], ...] = ()
     """Steps by what kept each from being larger."""
     unused_tokens: int = -1
-    """That the blocks of living requests have room for; -1 where that cannot be told."""
+    """Free room in the blocks of live requests, in tokens, or -1 where that is unknown."""
     position: Position | None = None
-    """Of the last event until then."""
+    """The last event until then."""

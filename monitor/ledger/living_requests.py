@@ -23,7 +23,7 @@ _OUTSIDE_CAUSES: Final = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), in
 
 
 class Living(NamedTuple):
-    """The requests that have not ended; each list in the order of arrival."""
+    """The requests that have not ended, each list in the order of arrival."""
 
     received: list[RequestState]
     waiting: list[RequestState]
@@ -50,7 +50,7 @@ def is_outside(record: RequestState) -> bool:
 
 
 def was_left_out(record: RequestState, head: RequestState) -> bool:
-    """Return whether the scheduler looks at `head` though this one was ready before that arrived, and is as urgent."""
+    """Return whether the scheduler tries `head` though this one was ready before that arrived, and is as urgent."""
     came_after = bool(record.ready_ns) and head.arrived_ns > record.ready_ns and not head.preemptions
     return came_after and head.priority >= record.priority
 

@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 
 FEWEST_LOSSES: Final = 4
-"""With fewer, the intervals between them say nothing of how much these vary."""
+"""With fewer, the intervals between them do not show how much these vary."""
 MOST_WINDOWS: Final = 16
 MOST_POINTS: Final = 600
-"""Of the recent past: more would not change a forecast."""
+"""Bound on points of the recent past: more would not change a forecast."""
 UNSETTLED_SHARE: Final = 0.1
-"""Of the time seen: what was taken so recently may still be returned."""
+"""A share of the time seen: blocks taken this recently may still be returned."""
 GAUSS_95: Final = 1.645
 WIDEST: Final = 4.0
 """A band from a quarter of the estimate to four times of it is of no use: the losses came in a burst, and a late one is
@@ -42,8 +42,8 @@ class PoolForecast(msgspec.Struct, frozen=True):
 
 
 def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> PoolForecast | None:
-    """Return when blocks that do not return fill `room`; None where they are too few, have stopped, or come so unevenly
-    that the moment is uncertain by a factor of more than `WIDEST`.
+    """Return when blocks that do not return fill `room`, or None where they are too few, have stopped, or come so
+    unevenly that the moment is uncertain by a factor of more than `WIDEST`.
 
     times_s, held: how many blocks were held without a living request, in the order of time. The last point is now.
     """
@@ -78,8 +78,9 @@ def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> P
 def forecast_from_usage(times_s: Sequence[float], usage: Sequence[float], blocks: int) -> PoolForecast | None:
     """Return the same from the share of the pool that is in use, where no source reports who holds it.
 
-    times_s, usage: in the order of time, the last is now. blocks: those of the pool that requests can get. What usage
-    never fell below again is held. A full pool has no room left for what living requests usually have in addition.
+    times_s, usage: in the order of time, the last is now. blocks: those of the pool that requests can get. Blocks below
+    which usage never fell again are held. A full pool has no room left for what living requests usually have in
+    addition.
     """
     stretch = -(-len(usage) // MOST_POINTS) or 1
     used = [round(share * blocks) for share in usage]

@@ -1,4 +1,4 @@
-"""What a ledger keeps of the recent past: points of the pool and the queues after a batch, and the size of batches."""
+"""The ledger's record of the recent past: points of the pool and the queues after a batch, and the size of batches."""
 
 from __future__ import annotations
 

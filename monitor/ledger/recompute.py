@@ -1,4 +1,4 @@
-"""What is computed a second time: after preemptions, and though the prefix cache had it."""
+"""Recomputed tokens: after preemptions, and though the prefix cache had them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Recompute:
         self.lost: dict[int, int] = {}
         """Computed tokens that preemptions took, by their reason."""
         self.after_preemption = 0
-        """Of them: those that had to be computed again, since the prefix cache did not have them any more either."""
+        """Those of them that had to be computed again, since the prefix cache did not have them any more either."""
         self.recent: deque[tuple[int, int]] = deque(maxlen=MAX_RECOMPUTED)
         """Wall times at which requests were admitted again, with the tokens that had to be computed again then."""
         self.though_cached = 0
-        """Of prompts, at least, whose very content was cached when the request was let in."""
+        """Prompt tokens, as a lower bound, whose very content was cached when the request was admitted."""
 
     def since(self, wall_ns: int) -> int:
         """Return the tokens that had to be computed again after preemptions since then."""

@@ -1,4 +1,4 @@
-"""What the lines of a log or the phrases of a report brought up: how often each, and the first and last of them."""
+"""Events in the lines of a log or the phrases of a report: how often each, and the first and last of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT_LAST: Final = 64
 
 
 class ReportedEvents:
-    """Events of one engine by name. Of many alike the first and the last are kept, and all are counted."""
+    """Events of one engine by name. All similar ones are counted, and only the first and the last are kept."""
 
     def __init__(self) -> None:
         self._first: dict[str, list[ReportedEvent]] = {}
@@ -42,7 +42,7 @@ class ReportedEvents:
         return sum(self._counts[name] for name in names)
 
     def of(self, *names: str) -> list[ReportedEvent]:
-        """Those of these names that were kept, by name and in their order."""
+        """Return the kept ones of these names, by name and in their order."""
         return [event for name in names for event in (*self._first.get(name, ()), *self._last.get(name, ()))]
 
     def names(self) -> list[str]:

@@ -1,8 +1,8 @@
 """How long blocks stay: those whose stay is over, and those that are still there.
 
-vLLM's three histograms know a block only when it is handed out again, so one that leaks is never in them. Here the
-ages of what is still there are counted too, by the second in which they began: one count a second of the last hour and
-one for all before it, so that nobody ever has to walk the pool to tell them.
+vLLM's three histograms know a block only when it is handed out again, so one that leaks is never in them. This module
+also counts the ages of blocks that are still there, by the second in which they began: one count a second of the last
+hour and one for all before it, so that no caller has to walk the pool.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Ages:
         return [*zip(AGE_BOUNDS_S, counts, strict=True), (float("inf"), self.count)]
 
     def seconds(self, now_ns: int) -> float:
-        """The sum of their ages."""
+        """Return the sum of their ages."""
         return (now_ns * self.count - self._since_ns) / 1e9
 
     def _forget(self, until: int) -> None:
@@ -79,7 +79,7 @@ class Ages:
 
 
 class Residency:
-    """The stays of one engine's blocks, since we have listened. The books note them, and they are counted many at a
+    """The stays of one engine's blocks, since we have listened. The ledger notes them, and they are counted many at a
     time: call `count` before you read them.
 
     lifetime            from being handed out until the content is gone: given back unhashed, or evicted
@@ -97,7 +97,9 @@ class Residency:
         self.noted = ResidencySamples()
 
     def take(self, state: EngineState) -> ResidencySamples:
-        """Begin anew from the books, since events were missed; where to note what becomes of blocks. O(blocks)."""
+        """Start over from the ledger, since events were missed, and return where to note the fate of blocks.
+        O(blocks).
+        """
         self.noted = ResidencySamples()
         self.held, self.idle = Ages(), Ages()
         for since, refs, value in sorted(zip(state.since, state.refs, state.hashes, strict=True)):

@@ -24,7 +24,7 @@ _HUBER: Final = 1.345
 _MAD_TO_SIGMA: Final = 1.4826
 _LEAST_JITTER: Final = 0.01
 _RIDGE: Final = 1e-6
-"""Of terms scaled to 1: a direction that no step shows may be a thousand times as uncertain as one step."""
+"""A ridge for terms scaled to 1: a direction that no step shows may be a thousand times as uncertain as one step."""
 
 
 class StepModel:
@@ -80,7 +80,7 @@ def _sigma(errors: Sequence[float]) -> float:
 
 
 def _least_squares(rows: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> list[float]:
-    """Return the coefficients >= 0 of least weighted squares, by coordinate descent; what earlier terms explain is
+    """Return the coefficients >= 0 of least weighted squares, by coordinate descent. What earlier terms explain is
     theirs.
     """
     gram = [[0.0] * TERMS for _ in range(TERMS)]

@@ -1,4 +1,4 @@
-"""What is counted of the events beyond the books, for whoever draws it over time."""
+"""Statistics beyond the ledger, drawn over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import RequestState
 
 MOST_NOTED: Final = 4_096
-"""Of blocks that come and go: so many are counted in one go."""
+"""Bound on blocks counted in one go."""
 
 
 class Tally:
@@ -27,7 +27,7 @@ class Tally:
         self.pace = FirstTokenPace()
         self._residency = Residency()
         self.in_step = False
-        """Whether the ages of what is held and idle are those of the books."""
+        """Whether the ages of held and idle blocks are those of the ledger."""
 
     @property
     def residency(self) -> Residency:
@@ -36,7 +36,9 @@ class Tally:
         return self._residency
 
     def follow(self, state: EngineState) -> None:
-        """A batch was folded into `state`. While it is damaged, nothing is noted; then it begins anew."""
+        """Follow a batch that was folded into `state`. While it is damaged, nothing is noted. Afterwards the counts
+        start over.
+        """
         if state.residency_samples is None and not state.damaged:
             state.residency_samples = self._residency.take(state)
         elif self._residency.noted.size > MOST_NOTED:
@@ -52,7 +54,7 @@ class Tally:
             self.pace.sampled(sample.at_ns, sample.first_token_s or ())
 
     def finished(self, requests: Iterable[RequestState]) -> None:
-        """These have just ended."""
+        """Note requests that have just ended."""
         for request in requests:
             (self.served if request.status in SERVED else self.failed).add(request)
             self.pace.finished(request)

@@ -22,7 +22,7 @@ MAX_RUN_VALUES = 5 * 65536
 
 
 class Vitals(NamedTuple):
-    """What can be seen of an engine from another thread at any moment, for heartbeats."""
+    """The state of an engine that other threads can read at any time, for heartbeats."""
 
     step_in_flight: int
     in_flight_since_ns: int
@@ -44,14 +44,14 @@ class Packer:
         self.next_sequence = 0
         self._vitals = vitals
         self.vitals = Vitals(-1, 0, 0, 0, 0, 0, 0)
-        """Those of the last heartbeat."""
+        """The state at the last heartbeat."""
         self._last_step = -1
         self._counts = (-1, -1, -1, -1)
         self._dropped = (0, 0)
         self._shadow_dropped = 0
 
     def pack(self) -> list[Batch]:
-        """Everything flushed until now, as batches in order. What other threads said comes before it."""
+        """Everything flushed until now, as batches in order. Events that other threads logged come before it."""
         count = len(self.log.flushed)  # first: what was said aside before a flush must not come after it
         batches = []
         side = self._take_side()
@@ -72,13 +72,13 @@ class Packer:
         return batches
 
     def heartbeat(self) -> Batch:
-        """A batch that says only that the drain thread lives, and what it sees."""
+        """Return a batch that reports only that the drain thread is alive, and its view of the engine."""
         self.vitals = self._vitals()
         args = [self.log.clock.monotonic_ns(), self.next_sequence - 1, self._last_step, *self.vitals]
         return self._batch({}, [Kind.HEARTBEAT, 0, -1, len(args), 0], args, [], self._last_step, self._last_step)
 
     def keyframe(self) -> Keyframe:
-        """The shadow as it is after the last batch packed."""
+        """Return the shadow at the end of the last batch packed."""
         return Keyframe(
             self.engine,
             self.epoch,

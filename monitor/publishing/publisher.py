@@ -3,12 +3,12 @@
 It publishes on a PUB socket, `[engine id, frame]` a message, and answers on a ROUTER socket. A question there is a
 msgpack array, and the answer a header (Replay, as a msgpack map) with frames after it:
 
-    ["keyframe"]                 the state of the last second: `source` keyframe, one frame
-    ["since", epoch, sequence]   batches from that one on: `source` ring or journal, or keyframe if neither has them
-                                 any more; `more` if asking again from `last` + 1 brings more
+    ["keyframe"] the state of the last second: `source` keyframe, one frame ["since", epoch, sequence] batches from that
+one on: `source` ring or journal, or keyframe if neither has them any more. `more` if asking again from `last` + 1
+brings more
 
-kvscope.monitor.publishing.replay_server bounds what clients can ask; a subscriber that does not read has at most
-SUBSCRIBER_MESSAGES waiting, which all such subscribers share.
+kvscope.monitor.publishing.replay_server bounds what clients can ask. A slow subscriber has at most SUBSCRIBER_MESSAGES
+waiting, shared by all slow subscribers.
 
 The engine's thread never waits for any of this (law 6).
 """
@@ -49,7 +49,7 @@ class NotPrivate(ContractError):
 class Publisher:
     """Publishes `log` as engine `engine` until closed.
 
-    events, replay: where to bind, tcp on loopback or ipc; a port of `*` picks a free one (see `events_endpoint`).
+    events, replay: where to bind, tcp on loopback or ipc (a port of `*` picks a free one (see `events_endpoint`)).
     journal_dir: keep a journal there, of at most `journal_bytes`. ring_bytes: of batches, kept in memory for replay.
     interval_s: how often the log is drained. heartbeat_s, keyframe_s: how often each is sent. replay_keyframe_s: how
     often a keyframe is made for the replay socket, at most. before_drain: called in the drain thread before each drain.
@@ -158,8 +158,8 @@ class Publisher:
         self._drain()
 
     def _wait(self) -> None:
-        """Let the interval pass. Questions are answered once in it, as soon as one comes: asking more often than that
-        wakes nobody up.
+        """Let the interval pass. A question is answered within that interval, so more frequent ones cause no more
+        wake-ups.
         """
         began = time.monotonic()
         if self._replay.serve(self.interval_s):
@@ -220,7 +220,7 @@ class Publisher:
             sequence += 1
 
     def _batches(self, source: str, epoch: int, found: Iterable[tuple[int, bytes]]) -> ReplayAnswer | None:
-        """As many of them as one answer may have; None if there are none."""
+        """Return as many of them as one answer may have, or None if there are none."""
         frames: list[bytes] = []
         first = last = -1
         size = 0
@@ -235,7 +235,9 @@ class Publisher:
 
 
 def replay_endpoint_for(events: str) -> str:
-    """Where the replay socket is unless told: the next port, another free one, or the same path with `-replay`."""
+    """Return where the replay socket is by default: the next port, another free one, or the same path with
+    `-replay`.
+    """
     head, colon, port = events.rpartition(":")
     if port == "*":
         return events
@@ -245,7 +247,7 @@ def replay_endpoint_for(events: str) -> str:
 
 
 def require_private(endpoint: str) -> None:
-    """Raises NotPrivate unless only this machine can reach the endpoint (law 9)."""
+    """Raise NotPrivate unless only this machine can reach the endpoint (law 9)."""
     parts = urlsplit(endpoint)
     if parts.scheme in ("ipc", "inproc"):
         return

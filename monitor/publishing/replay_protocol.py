@@ -1,4 +1,4 @@
-"""What the replay socket and its clients send each other: questions, and the header of an answer."""
+"""The protocol between the replay socket and its clients: questions, and the header of an answer."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ CLIENT_COST: Final = 1 << 20
 SHARED_COST: Final = 1 << 16
 """The least that an answer costs of what all clients have together."""
 MAX_CLIENTS: Final = 1_024
-"""Clients remembered; the one that asked longest ago is forgotten first."""
+"""Clients remembered. The one that asked longest ago is forgotten first."""
 WARN_EVERY_NS: Final = 60_000_000_000
 NO_ANSWER: Final = Replay("", "none", -1, -1, False, 0)
 
 
 class ReplayAnswer(NamedTuple):
-    """What a question is answered with: a header, and the frames after it."""
+    """The answer to a question: a header, and the frames after it."""
 
     header: Replay
     frames: list[bytes]
@@ -97,7 +97,7 @@ class ReplayServer:
     """Answers questions that come to `endpoint` with what `find` and `keyframe` give. One thread only.
 
     find: the batches of an epoch from a sequence on, or None where only a keyframe helps. keyframe: the state now, or
-    None before there is one; made at most every `keyframe_ns`. Raises zmq.ZMQError if the endpoint cannot be bound.
+    None before there is one, made at most every `keyframe_ns`. Raises zmq.ZMQError if the endpoint cannot be bound.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class ReplayServer:
                 self._socket.send(part, zmq.SNDMORE * (number < len(parts)), copy=not isinstance(part, zmq.Frame))
 
     def _with_later(self, header: Replay, question: ReplayQuestion) -> tuple[Replay, list[bytes]]:
-        """The header of a keyframe that is sent now, and the batches since it was made."""
+        """Return the header of a keyframe that is sent now, and the batches since it was made."""
         asked = "since" if isinstance(question, AskSince) else "keyframe"
         later = self._find(header.epoch, header.last + 1)
         if later is None:
@@ -214,7 +214,7 @@ class ReplayServer:
         return msgspec.structs.replace(header, asked=asked, last=last, more=more), later.frames
 
     def _current(self) -> SharedKeyframe | None:
-        """The keyframe of the last second, or a new one."""
+        """Return the keyframe of the last second, or a new one."""
         if self._keyframe is None:
             made = self._make_keyframe()
             now = self._monotonic_ns()

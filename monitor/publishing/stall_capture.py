@@ -3,7 +3,7 @@
 The drain thread checks once a second. Where a step, or the time between steps, outlives LATE_S it reads the engine's
 thread from inside. Where the engine's thread holds the GIL nothing in this process can run: for that case the drain
 thread keeps re-arming faulthandler's timer, a thread in C, which then writes to a file. The drain thread reports its
-contents once it runs again; until then a reader on the same machine finds them in the file (`stack_file`).
+contents once it runs again. Until then a reader on the same machine finds them in the file (`stack_file`).
 
 A frame is a function, its module's path below site-packages, and a line. No values are read. KVSCOPE_STACKS=0 turns
 all of it off. While steps complete the engine's thread does nothing for it.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 STACKS_VARIABLE: Final = "KVSCOPE_STACKS"
 LATE_S: Final = 3.0
-"""No step of an engine that serves takes as long; a prefill that does is read once, which harms nothing."""
+"""No step of a serving engine takes this long. A prefill that does is read once, which does no harm."""
 AGAIN_S: Final = (30.0, 300.0)
 """A stall that goes on is read again after the first of these, and then every so often."""
 MAX_FRAMES: Final = 60
@@ -99,7 +99,7 @@ class StallCapture:
         self._taken = 0
 
     def check(self, vitals: Vitals, endpoint: str) -> None:
-        """Read the thread if it is late. Called at each heartbeat; `endpoint` is where the stream is published."""
+        """Read the thread if it is late. Called at each heartbeat. `endpoint` is where the stream is published."""
         now, thread = self._log.clock.monotonic_ns(), self._thread()
         if thread is None or self._broken:
             return
@@ -175,7 +175,8 @@ def stack_file(endpoint: str) -> Path:
 
 
 def read_dump(path: Path) -> tuple[Layer, str] | None:
-    """The layer and the stack that the timer of the engine which owns the file has written; None if it has not.
+    """Return the layer and the stack that the timer of the engine that owns the file has written, or None if it has
+    not.
 
     Raises nothing: a file that another user put there, or that is no dump, has no stack.
     """
@@ -198,7 +199,7 @@ def read_dump(path: Path) -> tuple[Layer, str] | None:
 
 
 def layer_of(frames: Iterable[StackFrame], connector_paths: frozenset[str] = frozenset()) -> Layer:
-    """The part of the engine that the innermost call belongs to that belongs to any."""
+    """Return the part of the engine that has the innermost call of all parts."""
     for frame in frames:
         if frame.path in connector_paths:
             return Layer.CONNECTOR
@@ -218,7 +219,7 @@ def _frames_of(frame: FrameType | None) -> Iterator[StackFrame]:
 
 
 def _below_packages(path: str) -> str:
-    """The module's path as its distribution has it; of one elsewhere, its package's folders or its name alone."""
+    """Return the module's path as its distribution has it, or its package's folders or name alone for one elsewhere."""
     if found := _ROOTS.match(path):
         return path[found.end() :]
     parts = Path(path).parts
@@ -229,7 +230,7 @@ def _below_packages(path: str) -> str:
 
 
 def _children() -> Iterator[str]:
-    """The states of this process's children, such as vLLM's workers: `process 42 VLLM::Worker: D`."""
+    """Yield the states of this process's children, such as vLLM's workers: `process 42 VLLM::Worker: D`."""
     with contextlib.suppress(OSError):
         pids = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
         for pid in pids[:64]:

@@ -87,8 +87,8 @@ def _silence_of_form(fields: dict[str, list[str]]) -> SilenceRequest:
 
 
 def _redirected(request: Request, answer: Response, **shown: str) -> Response:
-    """Return the answer; for a button of our own page, go back to that page, which shows it. `shown`: what the address
-    says of it besides; without what is empty.
+    """Return the answer. For a button of our own page, redirect to that page, which shows it. `shown`: further query
+    parameters of the address. Empty ones are left out.
     """
     if "text/html" not in request.headers.get("accept", ""):
         return answer

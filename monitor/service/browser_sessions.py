@@ -36,7 +36,7 @@ class BrowserSessions:
         return value
 
     def left_s(self, value: str) -> float:
-        """Return how long the session of that value goes on, in seconds; 0: there is none."""
+        """Return the seconds left of the session of that value, or 0 if it has none."""
         key = _session_key(value)
         left_s = self._end_s.get(key, 0.0) - self._clock_s()
         if left_s <= 0:

@@ -16,7 +16,7 @@ FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 def csv_of(answer: Any) -> str:
     """Return the rows of an answer: of a list its entries, else those of its longest list, else the answer as one row.
 
-    A column has its keys joined with dots; a list in a cell is JSON.
+    A column has its keys joined with dots. A list in a cell is JSON.
     """
     rows = [_cells(row) for row in _table_of(msgspec.to_builtins(answer))]
     columns = list(dict.fromkeys(name for row in rows for name in row))

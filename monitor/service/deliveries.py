@@ -71,7 +71,7 @@ class Deliveries:
                 logger.error("what is found is not kept, and is tried again: %s", error)
 
     def _alert(self, new: Sequence[Transition]) -> None:
-        """Into the outbox, or kept for the next time if that cannot be written (a full disk, say)."""
+        """Write it to the outbox, or keep it for the next attempt if that fails (a full disk, for example)."""
         if self._alerts is None:
             return
         transitions = [*self._undelivered, *self._alerts.select(new)]

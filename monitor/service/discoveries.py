@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TURN_WITHIN_S: Final = 90.0
 """For one list: several pages of 10 s each, and the readers that end."""
 MAX_ERRORS: Final = 3
-"""Of a list, that are shown."""
+"""Bound of the errors shown."""
 
 
 class Discovery(threading.Thread):
@@ -68,7 +68,7 @@ class Discovery(threading.Thread):
             self._finder.close()
 
     def look(self) -> None:
-        """Ask for the list once. One that cannot be had leaves everything as it is."""
+        """Ask for the list once. If the request fails, everything remains unchanged."""
         try:
             found = self._finder.find()
             errors = [*found.left_out, *self._apply(found)]
@@ -82,7 +82,7 @@ class Discovery(threading.Thread):
             self._report("; ".join([*errors[:MAX_ERRORS], *more]), is_blind=False, listed=len(found.targets))
 
     def _apply(self, found: FoundTargets) -> list[str]:
-        """Add what is new and remove what has been gone for long; return why targets cannot be read."""
+        """Add new targets and remove those that have been gone for long. Return why targets cannot be read."""
         errors = []
         now_s = self._monotonic_s()
         listed = [
@@ -152,7 +152,7 @@ class Discoveries:
             discovery.start()
 
     def replace(self, configs: Iterable[DiscoveryConfig]) -> None:
-        """Look by these from now on. What none of them looks for is removed at once: that was asked for."""
+        """Look by these from now on. Targets of none of them leave at once: the change asked for that."""
         wanted = list(configs)
         names = {config.name for config in wanted}
         staying = [discovery for discovery in self._running if discovery.config in wanted]

@@ -102,7 +102,9 @@ class Guard:
 
 
 def _bearer(headers: Mapping[str, str]) -> str:
-    """Return the token of an Authorization header of the scheme Bearer, in any case (RFC 9110); empty: none."""
+    """Return the token of an Authorization header with the scheme Bearer, in any letter case (RFC 9110), or an empty
+    string.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
@@ -119,7 +121,7 @@ def _cookie_name(headers: Mapping[str, str]) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, in lower case; empty if it holds none, or anything else."""
+    """Return the name in a Host header, in lower case, or an empty string if it holds no name."""
     match = _HOST.fullmatch(host)
     return match[1].strip("[]").lower() if match else ""
 

@@ -104,7 +104,7 @@ def serve_metrics(app: FastAPI, collector: Collector) -> None:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """The metrics page, with exemplars if Prometheus asks for OpenMetrics.
+        """Return the metrics page, with exemplars if Prometheus asks for OpenMetrics.
 
         A thread renders it, so that no slow page delays it.
         """
@@ -123,7 +123,7 @@ def serve_last(app: FastAPI) -> None:
 
     @app.get("/docs/runbooks/{name}")
     async def runbook(name: str) -> Response:
-        """The runbook of a finding code."""
+        """Return the runbook of a finding code."""
         text = await asyncio.to_thread(runbook_of, name.removesuffix(".md"))
         return PlainTextResponse(f"There is no runbook {name}.", 404) if text is None else PlainTextResponse(text)
 
@@ -169,12 +169,12 @@ def serve_own_state(
 
     @app.get("/api/sources")
     async def all_sources() -> Response:
-        """The status of each source."""
+        """Return the status of each source."""
         return await json_answer(sources)
 
     @app.get("/api/source-changes")
     async def source_changes() -> Response:
-        """The sources that were added and removed while the service ran, the latest first."""
+        """Return the sources that were added and removed while the service ran, the latest first."""
         return await json_answer(changes)
 
     @app.get("/api/discoveries")
@@ -184,5 +184,5 @@ def serve_own_state(
 
     @app.get("/api/memory-budget")
     async def memory_budget() -> Response:
-        """The memory budget of the service, and what was given up for it."""
+        """Return the memory budget of the service, and what was given up for it."""
         return await json_answer(memory)

@@ -1,4 +1,4 @@
-"""Watches the loops of the service: reports a reader that hangs, and tells systemd that the service is alive."""
+"""Watches the loops of the service: reports a reader that hangs, and notifies systemd that the service is alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WATCH_EVERY_S: Final = 0.25
 
 
 class LoopWatchdog(threading.Thread):
-    """Watches the heartbeats of `readers` four times a second, and calls `checks`; `deliver` hands on what it finds."""
+    """Watches the heartbeats of `readers` four times a second, and calls `checks`. `deliver` hands on what it finds."""
 
     def __init__(
         self,

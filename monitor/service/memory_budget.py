@@ -1,9 +1,9 @@
 """Keeps `monitor serve` within a memory budget: less of the recent past in memory, the more engines report.
 
-Two parts of it can be given up: the ring of recent batches and the points of the timeline, of each engine. What else a
-ledger keeps is bounded, grows for about an hour, and is set aside first. Each engine gets an equal share of the rest.
-Where the default does not fit, points become sparser first and then fewer, and the ring becomes shorter. The history
-in the data directory keeps all of it. Nothing that detectors decide on is given up.
+Two parts of it can be given up: the ring of recent batches and the points of the timeline, of each engine. The other
+data of a ledger has bounds of its own, grows for about an hour, and is set aside first. Each engine gets an equal share
+of the rest. Where the default does not fit, points become sparser first and then fewer, and the ring becomes shorter.
+The history in the data directory keeps all of it. Nothing that detectors decide on is given up.
 
 When the process comes near the budget, engines keep less than that share, but always a fifth of it: memory that grows
 beyond that is not the ledgers' to free. Reductions are undone when there is room for everything that this restores.
@@ -41,26 +41,32 @@ CHECK_EVERY_S: Final = 1.0
 SETTLE_S: Final = 30.0
 """Between two reductions: the operating system gets memory back late, and what is freed is first used again."""
 USABLE_SHARE: Final = 0.8
-"""Of the budget. The rest is for queries, alerts and pages."""
+"""Share of the budget to plan with. The rest is for queries, alerts and pages."""
 REDUCE_AT_SHARE: Final = 0.9
-"""Of the budget. Beyond it, what is kept shrinks by REDUCTION."""
+"""Share of the budget beyond which the recent past shrinks by REDUCTION.
+"""
 REDUCTION: Final = 0.8
 MIN_KEPT_SHARE: Final = 0.2
-"""Of what the plan gives an engine. With half of it, 25 engines still reached a budget of 768 MiB after 40 minutes."""
+"""Share of the planned memory that an engine always keeps. With half of it, 25 engines still reached a budget of 768
+MiB after 40 minutes.
+"""
 RESTORE_AT_SHARE: Final = 0.85
-"""Of the budget. A reduction is undone only if the process stays below this with full rings and timelines."""
+"""Share of the budget below which a reduction may be undone. A reduction is undone only if the process stays below this
+with full rings and timelines.
+"""
 RESTORE_AFTER_S: Final = 60.0
 """So long there must have been that room, and no change."""
 RING_SHARE: Final = 0.75
-"""Of what an engine may give up. Points have the rest."""
+"""Share of the reducible memory for the ring. Points have the rest."""
 FULL_SHARE_BYTES: Final = round(MAX_RECENT_BYTES / RING_SHARE)
 """An engine needs no more than this."""
 POINT_BYTES: Final = 900
 LEDGER_BYTES: Final = 9 << 20
-"""Of a ledger's other records when they are full: ended requests, computed prompts, evictions, histograms. Measured in
-a service of 25 engines, with what the allocators lose."""
+"""Bound of a ledger's other records when they are full: ended requests, computed prompts, evictions, histograms.
+Measured in a service of 25 engines, with what the allocators lose.
+"""
 BLOCK_BYTES: Final = 200
-"""Of each block of the pool in a ledger's columns."""
+"""Size of one block of the pool in a ledger's columns."""
 RELEASE_EVERY_S: Final = 60.0
 """Where nothing more can be given up: to collect garbage stops all threads for as long as it takes."""
 MIN_RING_BYTES: Final = 1 << 20
@@ -92,7 +98,7 @@ class MemoryBudgetView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class LedgerBounds(NamedTuple):
-    """What each ledger may keep of the recent past."""
+    """Bounds of the recent past in each ledger."""
 
     ring_bytes: int = MAX_RECENT_BYTES
     point_every_ns: int = POINT_EVERY_NS
@@ -117,7 +123,7 @@ class ServiceMemory:
                 f" engines. Give {needed / 2**20:.0f}M or more"
             )
         self._kept_share = 1.0
-        """Of what the plan gives each engine."""
+        """Share of the plan that each engine keeps now."""
         self._reductions = self._restorations = 0
         self._checked_s = self._changed_s = self._released_s = 0.0
         self._room_since_s = math.inf
@@ -263,7 +269,7 @@ def bound_ledger(ledger: EngineLedger, bounds: LedgerBounds) -> None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; where there is no /proc, its maximum so far."""
+    """Return the resident memory of this process, or its maximum so far where /proc is missing."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

@@ -109,7 +109,7 @@ def arguments_of(question: Question, given: QueryParams | Mapping[str, str]) -> 
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """Return the texts that a Literal, or an optional one, allows; none for any other type."""
+    """Return the texts that a Literal, or an optional one, allows, or none for any other type."""
     found: list[str] = []
     for each in get_args(annotation):
         found += [each] if isinstance(each, str) else choices_of(each)

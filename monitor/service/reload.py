@@ -70,7 +70,7 @@ class Reloader(threading.Thread):
                 self._fail("see the log")
 
     def reload(self) -> None:
-        """Read the configuration and apply it; a broken one changes nothing."""
+        """Read the configuration and apply it. A broken one changes nothing."""
         try:
             loaded = self._load()
         except ValueError as error:

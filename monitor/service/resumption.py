@@ -13,12 +13,12 @@ from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, Position
 from kvscope.monitor.pipeline import Pipeline
 
 RESUME_NS: Final = 600_000_000_000
-"""An engine that was received so shortly before the service began is taken up where it was left."""
+"""An engine that the service received this shortly before its restart resumes where it was left."""
 COME_BACK_NS: Final = 10_000_000_000
-"""It has so long to be received again; after that it is silent."""
+"""The time for an engine to be received again. After it the engine is silent."""
 SILENCE_EVERY_NS: Final = 1_000_000_000
 TAIL_NS: Final = 30_000_000_000
-"""So much of what was received then is applied again, for what was recent to be recent still."""
+"""The last records before the restart that are applied again, so that the recent past is complete."""
 POINTS_NS: Final = 3_600_000_000_000
 """So much comes with it of its points, and of a page's samples."""
 NO_END_NS: Final = (1 << 63) - 1
@@ -42,11 +42,11 @@ class Resumption:
         self._watch = watch
         self._began_ns = self._observed_ns = time.time_ns()
         self._resumed: dict[str, ResumedEngine] = {}
-        """Engines that were taken up and are still to be received."""
+        """Resumed engines that have not been received yet."""
         self._kept_until_ns: dict[str, int] = {}
 
     def resume(self, past: History) -> None:
-        """Take up every engine of `past` that was received until just now: its findings were reported then."""
+        """Resume every engine of `past` that was received until just now: its findings were reported then."""
         for engine in past.engines():
             until_ns, wall_ns = past.last_ns(engine), past.last_wall_ns(engine)
             self._kept_until_ns[engine] = wall_ns
@@ -61,7 +61,7 @@ class Resumption:
                 self._resumed[engine] = ResumedEngine(ledger.position(), wall_ns - ledger.now_ns)
 
     def watch_for_silence(self) -> None:
-        """Let time pass for an engine that was taken up and is gone: no stream knows that it should be there."""
+        """Let time pass for a resumed engine that is gone: no stream knows that it should be there."""
         now_ns = time.time_ns()
         if not self._resumed or now_ns - self._observed_ns < SILENCE_EVERY_NS:
             return
@@ -80,10 +80,10 @@ class Resumption:
         self._resumed.pop(engine, None)
 
     def kept_until_ns(self, engine: str) -> int:
-        """Return until when the history had an engine when the service began (wall ns); 0 if it did not."""
+        """Return until when the history had an engine when the service began (wall ns), or 0 if it did not."""
         return self._kept_until_ns.get(engine, 0)
 
     def next_of(self, engine: str, epoch: int) -> int:
-        """Return the next batch of that epoch of an engine that its ledger lacks; -1 if none was received before."""
+        """Return the next batch of that epoch of an engine that its ledger lacks, or -1 if none was received before."""
         ledger = self._watch.fleet.engines.get(engine)
         return ledger.sequence + 1 if ledger is not None and ledger.ready and ledger.epoch == epoch else -1

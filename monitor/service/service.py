@@ -56,7 +56,7 @@ SCRAPE_TIMEOUT_S: Final = 4.5
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """What `monitor serve` was asked for. `events` are endpoints, `metrics` pages, `targets` sources of any kind."""
+    """The settings of `monitor serve`. `events` are endpoints, `metrics` pages, `targets` sources of any kind."""
 
     events: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class ServiceConfig:
     memory_budget: int | None = None
     """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
     discovery: tuple[DiscoveryConfig, ...] = ()
-    """What finds further engines while the service runs."""
+    """Discoveries that find further engines while the service runs."""
     look_back_s: float = DEFAULT_PAST_S
     """How much of what a Prometheus server stored is read at the start."""
     bus: BusConfig | None = None
@@ -122,7 +122,7 @@ class Service:
             lambda: SourceChangeFigures(self.readers.counts(), self.discoveries.views()),
         )
         self.shared: SharedEngines | None = None
-        """The sources that other agents could read as well, if leases say who does."""
+        """The sources that other agents could read as well, if leases decide who does."""
         self.readers = SourceSet(self.watch, self._opened, self._reader_of, self._left)
         self.bus = self._bus_link() if config.bus is not None else None
         self.watch.read_stored_with(self._stored)
@@ -307,7 +307,9 @@ def wanted_sources(config: ServiceConfig) -> list[WantedSource]:
 
 
 def _recorded(directories: Sequence[Path]) -> tuple[History | None, dict[str, Path]]:
-    """What recordings have kept, and each of them by the name that its engine has here; empty: its own."""
+    """Return the history of the recordings, and each recording by the name that its engine has here. An empty name
+    means its own.
+    """
     if len(directories) < 2:
         return (History(directories[0]), {"": directories[0]}) if directories else (None, {})
     together = Recordings(directories)

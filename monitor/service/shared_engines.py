@@ -1,7 +1,7 @@
 """The sources that several services could read: this one reads those whose lease it holds.
 
-Whatever wants a source (flags, the configuration file, discovery) adds it here as it would to the SourceSet. The bus
-calls `begin` and `end` as leases come and go.
+Flags, the configuration file and discovery add a source here as they would to the SourceSet. The bus calls `begin` and
+`end` as leases come and go.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ LEASED: Final = "a lease"
 
 
 class SharedEngines:
-    """What could be read here, in front of `readers`, which read what is held. Thread-safe."""
+    """The sources that this service could read, in front of `readers`, which read those whose lease it holds.
+    Thread-safe.
+    """
 
     def __init__(self, watch: Pipeline, readers: SourceSet) -> None:
         self._watch = watch
         self._readers = readers
         self._wanted: dict[WantedSource, set[str]] = {}
         self._read: dict[str, WantedSource] = {}
-        """What is read, by target. Readers ask for it, and must not wait for a source that is being removed."""
+        """The sources read now, by target. Readers ask for it, and must not wait for a source that is being removed."""
         self._left: dict[str, LeftBehind] = {}
         """Where others left engines that this agent has not received yet."""
         self._lock = threading.Lock()
@@ -64,7 +66,9 @@ class SharedEngines:
             return [wanted for wanted, origins in self._wanted.items() if origin in origins]
 
     def unkept(self, engine: str, epoch: int) -> int:
-        """Return the first batch of an engine's epoch that the agent before this one did not receive; -1: unknown."""
+        """Return the first batch of an engine's epoch that the agent before this one did not receive, or -1 if that is
+        unknown.
+        """
         with self._lock:
             left = self._left.pop(engine, None)
         return left.sequence + 1 if left is not None and left.epoch == epoch else -1

@@ -22,20 +22,20 @@ from kvscope.monitor.sources.targets import TargetKind
 BUILT_IN_KINDS: Final = frozenset(TargetKind)
 """A plug-in's failures are reported as blind.plugin-failed."""
 FIRST_PAUSE_S: Final = 1.0
-"""Between a failure and the next attempt; twice as long after each further one."""
+"""The pause between a failure and the next attempt. It doubles after each further failure."""
 LAST_PAUSE_S: Final = 8.0
 JUDGED_PAST_NS: Final = 600_000_000_000
-"""Of a Prometheus server's past, so much is judged as if it came now."""
+"""Detectors judge this much of a Prometheus server's past as if it came now."""
 TURN_S: Final = 4.0
-"""A reader's loop turns ten times a second; one that has not for so long hangs, or its source does."""
+"""A reader's loop turns ten times a second. If it has not for this long, the loop or its source hangs."""
 BLOCKS_LONGER_S: Final = 0.2
 """Beyond the time for which a source may block."""
 
 
 class SourceReader(threading.Thread):
-    """Reads `source` into `watch` until stopped or at its end; with a `keeper`, everything is kept first.
+    """Reads `source` into `watch` until stopped or at its end. With a `keeper`, it keeps everything first.
 
-    `before` gets the records before the watch does; `after` runs when they were applied.
+    `before` gets the records before the watch does. `after` runs once they are applied.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SourceReader(threading.Thread):
         super().__init__(name=f"kvscope-read {self.target}", daemon=True)
         self.watch = watch
         self.error = ""
-        """Why the last attempt to read failed; empty once one worked."""
+        """Why the last attempt to read failed. Empty once one worked."""
         self.failures = 0
         """Attempts that raised."""
         self.cpu_s = 0.0
@@ -126,7 +126,9 @@ class SourceReader(threading.Thread):
             self.watch.report_recovery(self._worker)
 
     def _feed(self, records: Sequence[Record]) -> None:
-        """Feed the watch. What a Prometheus server stored long before is history: it is shown, and not judged anew."""
+        """Feed the watch. Samples that a Prometheus server stored long before are history: they are shown, and
+        detectors do not judge them.
+        """
         begin_ns = time.time_ns() - JUDGED_PAST_NS if self._source.status().kind == TargetKind.PROMETHEUS else 0
 
         def is_stored(record: Record) -> bool:
@@ -160,11 +162,11 @@ class SourceReader(threading.Thread):
         self.watch.report_failure(self._worker, "reader", self.error if expected else error, self._engines())
 
     def _engines(self) -> tuple[str, ...]:
-        """Return the engines that depend on this source; before any is known, a name that no engine has."""
+        """Return the engines that depend on this source, or a name that no engine has before any is known."""
         return self.engines() or (self.target,)
 
     def _pause(self) -> None:
-        """Wait before the next attempt; the loop turns meanwhile."""
+        """Wait before the next attempt, while the loop turns."""
         until_s = time.monotonic() + min(FIRST_PAUSE_S * 2 ** max(self._attempts - 1, 0), LAST_PAUSE_S)
         while time.monotonic() < until_s and not self._stopping.wait(0.5):
             self.watch.supervisor.beat(self._worker, self._turn_s)
@@ -179,7 +181,7 @@ class SourceReader(threading.Thread):
         self._is_late = is_late
 
     def _keep(self, keeper: Keeper, records: Sequence[Record]) -> None:
-        """Keep records before anything is made of them, the frames by engine; where none came, the ledgers' points."""
+        """Keep records before the watch uses them: the frames by engine, or the ledgers' points where no frame came."""
         frames = [record for record in records if isinstance(record, Batch | Keyframe)]
         engines = self.watch.fleet.engines
         by_engine: dict[str, list[Received]] = {}
@@ -192,7 +194,7 @@ class SourceReader(threading.Thread):
         keeper.note([record for record in records if not isinstance(record, Batch | Keyframe)])
 
     def engines(self) -> tuple[str, ...]:
-        """Return every engine that the source brought; none of a source that cannot report them."""
+        """Return every engine that the source brought, or none if the source cannot report them."""
         try:
             return tuple(self._source.status().engines)
         except Exception:

@@ -26,7 +26,7 @@ from kvscope.monitor.text import timestamp
 logger = logging.getLogger(__name__)
 
 MAX_CHANGES: Final = 1_000
-"""Of the list of changes, the latest."""
+"""Bound of the list of changes, which keeps the latest."""
 LEAVE_WITHIN_S: Final = 2.0
 """Beyond the time for which a source may block. A reader that takes longer hangs, and is left behind."""
 
@@ -58,9 +58,9 @@ class _Watched(NamedTuple):
 
 
 class SourceSet:
-    """The readers of a service, by target. Thread-safe; additions and removals happen one after the other.
+    """The readers of a service, by target. Thread-safe. Additions and removals happen one after the other.
 
-    `opened` makes the source of a target, `read` its reader; `left` is called with the engines that left the ledgers.
+    `opened` makes the source of a target, `read` its reader. `left` is called with the engines that left the ledgers.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SourceSet:
                 reader.stop()
 
     def add(self, wanted: WantedSource, origin: str) -> None:
-        """Read a target from now on; of one that is read already, note one more origin.
+        """Read a target from now on, or note one more origin if it is read already.
 
         Raises BadTarget for a target that no source follows, or for too many, and SourceError and ContractError.
         """
@@ -128,7 +128,7 @@ class SourceSet:
                 reader.start()
 
     def remove(self, wanted: Iterable[WantedSource], origin: str) -> None:
-        """Withdraw the origin's wish for each. Those that nothing else wants are not read any more on return."""
+        """Withdraw the origin's wish for each. On return, targets without an origin are no longer read."""
         with self._changing:
             leaving = []
             for one in wanted:
@@ -163,7 +163,7 @@ class SourceSet:
             return [one for one, watched in self._watched.items() if origin in watched.origins]
 
     def engines(self, wanted: WantedSource) -> tuple[str, ...]:
-        """Return the engines that a source brought; none of one that is not read."""
+        """Return the engines that a source brought, or none if it is not read."""
         with self._lock:
             watched = self._watched.get(wanted)
         return watched.reader.engines() if watched is not None else ()

@@ -21,12 +21,12 @@ from kvscope.monitor.service.service import Service
 from kvscope.monitor.service.service_log import log_to_stderr
 
 COLLECT: Final = 50_000, 20, 10
-"""When the garbage collector looks at what is young, older, and old. With its own thresholds it walks the columns of
-all blocks of every state that is kept, a third of a second for a million, at each second moment that is asked for; and
-hardly anything here is in a cycle.
+"""When the garbage collector examines young, older, and old objects. With its own thresholds it walks the columns of
+all blocks of every state in memory (a third of a second for a million) at each second query for a past time. Hardly
+anything here is in a cycle.
 """
 Mount = Callable[[FastAPI, Query], None]
-"""Puts the page on the app; the page knows only the query interface, which is handed to it."""
+"""Puts the page on the app. The page knows only the query interface, which it gets here."""
 
 
 def require_token(host: str, token: str) -> None:
@@ -39,7 +39,7 @@ def require_token(host: str, token: str) -> None:
 
 
 def serve(loaded: LoadedConfig, mount: Mount | None = None, load: Callable[[], LoadedConfig] | None = None) -> int:
-    """Run until Ctrl-C or SIGTERM; the exit code. Raises ValueError for a configuration that cannot be run.
+    """Run until Ctrl-C or SIGTERM. Return the exit code. Raises ValueError for a configuration that cannot be run.
 
     mount: puts the page on the app (None: the API alone). load: reads the configuration again, on SIGHUP.
     """
@@ -86,8 +86,8 @@ def run_app(
     )
 
     def end(_number: int, _frame: object) -> None:
-        """End the server, if it does not run yet: once it runs it takes both signals itself, and raises them again
-        when it has ended. There is still work to do then.
+        """End the server, if it does not run yet: once it runs it takes both signals itself, and raises them again when
+        it has ended. It has work left to do then.
         """
         server.should_exit = True
 
@@ -120,7 +120,7 @@ def _app_of(service: Service, reloader: Reloader | None) -> FastAPI:
 
 
 def collect_rarely() -> None:
-    """Of the process: the garbage collector leaves alone what is there now, and looks at the rest more rarely."""
+    """For the whole process: the garbage collector ignores the objects of now, and examines the rest more rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)

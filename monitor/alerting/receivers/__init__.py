@@ -1,4 +1,4 @@
-"""How each kind of receiver wants to be told.
+"""Formats and sends messages for each kind of receiver.
 
 receiver.py       what all of them are
 parse.py          from an --alert URL to one of them

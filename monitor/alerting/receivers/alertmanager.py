@@ -1,7 +1,7 @@
 """Alertmanager's API, version 2: POST /api/v2/alerts. It groups, reminds and routes by itself.
 
-It knows an alert by its labels, and takes one that it is not told of until `endsAt` for resolved. So an alert that
-fires is told again and again, as Prometheus does it.
+It identifies an alert by its labels, and resolves one that is not repeated until `endsAt`. So a firing alert is sent
+again and again, as Prometheus does it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ ENDS_AFTER: Final = timedelta(seconds=4 * RENEW_S)
 
 
 class Alertmanager(Receiver):
-    """Its base URL without /api/v2; the labels are those of kvscope's Prometheus rules, so that both are one alert."""
+    """Its base URL without /api/v2. The labels match those of kvscope's Prometheus rules, so that both are one
+    alert.
+    """
 
     kind: ClassVar[str] = "alertmanager"
     refuses: ClassVar[frozenset[int]] = frozenset({400})
     renew_s: ClassVar[float] = RENEW_S
 
     def post(self, message: Message, now: datetime) -> Post:
-        """One alert. `key`, which tells one trouble from another of the same code, is a label where there is one."""
+        """One alert. `key`, which separates problems of the same code, is a label where there is one."""
         trouble = message.trouble
         labels = {
             "alertname": "KvscopeTest" if message.kind == "test" else "KvscopeFinding",

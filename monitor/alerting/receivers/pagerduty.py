@@ -33,7 +33,7 @@ class PagerDuty(Receiver):
         return self._routing_key
 
     def post(self, message: Message, now: datetime) -> Post:
-        """The alert's id is the dedup key; severities are PagerDuty's own."""
+        """Return an event whose dedup key is the alert's id, with PagerDuty's own severities."""
         trouble = message.trouble
         event: dict[str, Any] = {
             "routing_key": self._routing_key,

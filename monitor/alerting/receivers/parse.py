@@ -22,7 +22,7 @@ HOW: Final = (
 
 
 def receiver_of(text: str, secret: str = "", allow_private: bool = False) -> Receiver:
-    """The receiver that `text` is the URL of; webhooks are signed with `secret`.
+    """Return the receiver for the URL `text`. Webhooks are signed with `secret`.
 
     Raises BadReceiver, whose message does not repeat what was given: it may be a secret.
     """

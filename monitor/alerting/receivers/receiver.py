@@ -1,4 +1,4 @@
-"""What all receivers are: an address, and a way to say a message."""
+"""The interface of all receivers: an address, and a way to format a message."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from kvscope.monitor.errors import KvscopeError
 
 
 class BadReceiver(KvscopeError, ValueError):
-    """An --alert URL or a secret that cannot be used; the message says what it should be, and repeats no secret."""
+    """An --alert URL or a secret that cannot be used. The message names the valid form, and repeats no secret."""
 
 
 class ReceiverFailed(Exception):
-    """A receiver could not format a message; the message repeats no secret."""
+    """A receiver could not format a message. The error repeats no secret."""
 
 
 class Post(NamedTuple):
-    """What is posted for a message."""
+    """The HTTP request for a message."""
 
     headers: dict[str, str]
     body: bytes
 
 
 class Receiver:
-    """One receiver. Its `name` is told everywhere; the `url` that is posted to, which may be a secret, nowhere."""
+    """One receiver. Its `name` appears everywhere, its `url`, which may be a secret, nowhere."""
 
     kind: ClassVar[str]
     refuses: ClassVar[frozenset[int]] = frozenset()
     """Answers that another try cannot change."""
     renew_s: ClassVar[float] = 0.0
-    """It forgets an alert that is not told again this often, and does its own reminding (0: neither)."""
+    """The receiver forgets an alert that is not repeated this often, and sends its own reminders (0: neither)."""
     ends_tests: ClassVar[bool] = False
-    """What a test opens there stays open until it is resolved."""
+    """An alert from a test stays open there until it is resolved."""
 
     def __init__(self, url: httpx.URL, auth: tuple[str, str] | None = None) -> None:
         self.url = url
@@ -46,14 +46,14 @@ class Receiver:
         self.name = f"{self.kind}-{hashlib.blake2b(whole.encode(), digest_size=4).hexdigest()}"
 
     def secret(self) -> str:
-        """What tells it from another at the same URL; it is hashed."""
+        """Return the part that separates it from another receiver at the same URL. Callers hash it."""
         return ":".join(self.auth or ())
 
     def post(self, message: Message, now: datetime) -> Post:
-        """What is posted for a message at `now`."""
+        """Return the HTTP request for a message at `now`."""
         raise NotImplementedError
 
 
 def json_post(value: Any) -> Post:
-    """A value as JSON."""
+    """Return a value as a JSON request."""
     return Post({"content-type": "application/json"}, msgspec.json.encode(value))

@@ -23,7 +23,7 @@ class Slack(Receiver):
     """invalid_payload, action_prohibited, no_service."""
 
     def post(self, message: Message, now: datetime) -> Post:
-        """A header, what it is, what to do, and how much else is wrong with the engine."""
+        """Return a header, the finding, its remedy, and the number of other findings on the engine."""
         trouble = message.trouble
         header = f"{_mark(message)} {trouble.title} on {trouble.engine}"
         blocks: list[dict[str, Any]] = [

@@ -26,7 +26,7 @@ class Webhook(Receiver):
         self._signer = _signer(secret) if secret else None
 
     def post(self, message: Message, now: datetime) -> Post:
-        """The body is the same at every try; only the time of sending, and so the signature, is not."""
+        """Return a body that is the same at every try. Only the time of sending, and so the signature, differs."""
         kind = "kvscope.test" if message.kind == "test" else f"kvscope.finding.{message.kind}"
         data: dict[str, Any] = msgspec.to_builtins(message.trouble)
         data |= {"firing_on_engine": message.firing, "repeat": message.repeat, "flapping": message.flapping}

@@ -1,1 +1,1 @@
-"""What the observer itself cannot see. Information, never above."""
+"""Limits of the observer's own view. Information, never above."""

@@ -45,7 +45,7 @@ class LogSilence(Detector[Judgement]):
             yield from self._judge_silence(ledger, settings)
 
     def _judge_silence(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """vLLM leaves its lines out as soon as no token is computed, be it that nobody asks or that it hangs."""
+        """vLLM omits its lines as soon as no token is computed, with no clients as well as in a hang."""
         last = ledger.samples[-1]
         if not (last.running or last.waiting):
             return

@@ -13,7 +13,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
 class NeededMetric(NamedTuple):
-    """A figure of a metrics page: its name there, and what cannot be said, or only with less certainty, without it."""
+    """A metric of a metrics page: its name there, and which codes are impossible or less certain without it."""
 
     metric: str
     needed_for: str

@@ -12,8 +12,9 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import clock_time, counted
 
 UNREADABLE: Final = "what the engine sent cannot be read"
-"""The ledger's name for events not laid out as the contract says: lost to us, and nothing known of the engine's own
-memory."""
+"""The ledger's name for events that violate the contract's layout: kvscope lost them, and the engine's own memory is
+unaffected.
+"""
 
 
 class StreamGap(Detector[Judgement]):

@@ -1,1 +1,1 @@
-"""What falls from full to nothing: usage, or what the prefix cache gives."""
+"""Collapses: usage, or the yield of the prefix cache, falls from full to nothing."""

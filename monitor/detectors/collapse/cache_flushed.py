@@ -1,8 +1,8 @@
 """collapse.cache-flushed: prefixes that were needed are pushed out of the cache.
 
 By one large prompt, or, while blocks lie free that hold nothing, by any. Confirmed by the event stream, which names the
-request of every eviction; likely by KV events, for a large prompt alone, since these name contents and no requests.
-What is evicted and never asked for again is no loss: this is what an LRU is for.
+request of every eviction. Likely by KV events, for a large prompt alone, since these name contents and no requests. A
+prefix that is evicted and never requested again is no loss: this is the purpose of an LRU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A prefix cache hit rate that fell far below the engine's own level: collapse.prefix-hits from metrics.
 
 A fall alone does not show why. Where requests became longer or shorter, or far fewer, the load changed and nothing is
-reported. Otherwise the causes that remain are named, and the verdict is cannot-tell.
+reported. Otherwise the finding names the causes that remain, and the verdict is cannot-tell.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _requests_a_second(cells: Sequence[HitCell]) -> float:
 def prefix_hits_by_samples(
     ledger: EngineLedger, code: str, settings: Settings, change: tuple[str, ...], wont_help: tuple[str, ...]
 ) -> Judgement | None:
-    """Return what the counters show; None if the hit rate did not fall."""
+    """Return what the counters show, or None if the hit rate did not fall."""
     drop = hit_rate_drop(ledger.samples, settings)
     if drop is None:
         return None

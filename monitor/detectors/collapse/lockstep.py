@@ -1,8 +1,8 @@
 """collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues.
 
-From the stream, by the ends of requests and the queue after them (confirmed); from metrics, by usage, Running, Waiting
-and the count of finished requests at scrapes up to 20 s apart (likely); from a log, which lacks that count
-(cannot-tell); from a bug report, by a fall of usage, the pool's size and the load's command: a hypothesis, never above
+From the stream, by the ends of requests and the queue after them (confirmed). From metrics, by usage, Running, Waiting
+and the count of finished requests at scrapes up to 20 s apart (likely). From a log, which lacks that count
+(cannot-tell). From a bug report, by a fall of usage, the pool's size and the load's command: a hypothesis, never above
 cannot-tell.
 """
 
@@ -122,7 +122,7 @@ class Lockstep(Detector[Judgement]):
                 return
 
     def _bursts(self, ledger: EngineLedger, settings: Settings) -> list[list[RequestState]]:
-        """Groups of requests that of late came to their natural end within a moment of each other and held much of the
+        """Return groups of requests that recently came to their natural end close together and held much of the
         pool.
         """
         remember_s, fewest = settings(self.remember_s), settings(self.min_requests)
@@ -148,7 +148,7 @@ class Lockstep(Detector[Judgement]):
         ]
 
     def _in_step(self, burst: Sequence[RequestState], settings: Settings) -> bool:
-        """Whether they ended close together for the length of their lives: short ones end within a moment by chance."""
+        """Whether they ended close together compared with their run time: short ones end close together by chance."""
         spread = burst[-1].finished_ns - burst[0].finished_ns
         life = statistics.median(record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst)
         return spread <= settings(self.max_spread) * life
@@ -166,7 +166,7 @@ class Lockstep(Detector[Judgement]):
         )
 
     def _next_wave(self, ledger: EngineLedger, settings: Settings, burst: Sequence[RequestState]) -> Point | None:
-        """The moment after the burst when most of a next wave stood waiting with little running, if there was one."""
+        """Return the point after the burst when most of a next wave waited with little running, if any."""
         end = _burst_end(ledger, burst)
         until = end + at_pace_s(ledger, settings, self.next_wave_s) * 1e9
         for point in ledger.points:
@@ -285,7 +285,7 @@ class Lockstep(Detector[Judgement]):
         )
 
     def _remembered(self, ledger: EngineLedger, settings: Settings) -> list[Sample]:
-        """The samples of late, as far back as a fall is remembered; all of them, where they have no times."""
+        """Return the recent samples, as far back as a fall matters, or all of them where they have no times."""
         since = ledger.now_ns - (settings(self.remember_s) + settings(self.next_wave_s)) * 1e9
         found: list[Sample] = []
         for sample in reversed(ledger.samples):
@@ -384,7 +384,7 @@ BURST_SHOWN_NS: Final = 2_000_000_000
 
 
 def _around_burst(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[Point | None, Point | None]:
-    """The recent past just before the burst, and the lowest held just after it."""
+    """Return the point just before the burst, and the lowest one just after it."""
     first, last = ledger.wall(burst[0].finished_ns), _burst_end(ledger, burst)
     shown_ns = max(BURST_SHOWN_NS, ledger.step_times.longest_s * 1e9)
     before = None

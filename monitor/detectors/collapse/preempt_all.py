@@ -1,7 +1,7 @@
 """collapse.preempt-all: usage falls from full to nothing as all that run are preempted in one pass.
 
-The same picture as collapse.lockstep in any metric; here the blocks were released as preempted. Where nothing became
-free by it, since the blocks wait for a step in flight, it is thrash.cascade. It needs the event stream.
+Any metric shows the same picture as for collapse.lockstep. Here the blocks were released as preempted. Where nothing
+became free by it, since the blocks wait for a step in flight, it is thrash.cascade. It needs the event stream.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PreemptAll(Detector[Judgement]):
         return Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Passes of late in which hardly anybody was left running."""
+        """Yield recent passes that left hardly any request running."""
         fewest, share = settings(self.min_requests), settings(self.min_share)
         found = [
             one

@@ -12,7 +12,7 @@ from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
 from kvscope.monitor.events.samples import Sample
 
 FALL_SHOWN_S: Final = 2.0
-"""What figures may take to show a fall that took within_s: gauges are those of the last step that ended."""
+"""The time that metrics may take to show a fall that took within_s: gauges are those of the last step that ended."""
 
 
 def counter_moved(before: Sample, low: Sample, counter: str) -> int | str:
@@ -22,7 +22,9 @@ def counter_moved(before: Sample, low: Sample, counter: str) -> int | str:
 
 
 def before_fall(samples: Sequence[Sample], fall: int) -> Sample:
-    """The fullest sample before a fall: one of two lines, or of as long as a fall may take if they are closer."""
+    """Return the fullest sample before a fall: one of two lines, or of as long as a fall may take if they are
+    closer.
+    """
     first = max(0, fall - 2)
     while first > 0 and (apart_s(samples[first - 1], samples[fall]) or FALL_SHOWN_S) < FALL_SHOWN_S:
         first -= 1
@@ -52,7 +54,7 @@ def is_new_work(samples: Sequence[Sample], before: Sample, fall: int, wave: int)
 
 def end_together_by_chance(samples: Sequence[Sample], before: Sample) -> float | None:
     """Return the chance that so many of the requests that ran at `before` end until the last sample, if each ends
-    independently of the others; None where no count of finished requests is exposed.
+    independently of the others. Return None where no count of finished requests is exposed.
 
     Any of them may be the first to end, and the others follow it within that time.
     """
@@ -64,7 +66,7 @@ def end_together_by_chance(samples: Sequence[Sample], before: Sample) -> float |
 
 
 def mean_running_s(samples: Sequence[Sample]) -> float | None:
-    """Return how long a request runs, by Little's law over the samples; None where nothing is counted that ended."""
+    """Return how long a request runs, by Little's law over the samples, or None where nothing is counted that ended."""
     ended = [counter_moved(samples[0], samples[-1], counter) for counter in ("finished", "aborted")]
     count = sum(number for number in ended if isinstance(number, int))
     if not isinstance(ended[0], int) or count <= 0:

@@ -28,7 +28,7 @@ CODE_OF: Final[dict[str, str]] = {
     "allocated while held": USE_AFTER_FREE,
     BROKEN_FENCE: USE_AFTER_FREE,
 }
-"""By what the fold calls an anomaly; every other one is counter drift."""
+"""Finding codes by the fold's name of an anomaly. Every other anomaly is counter drift."""
 
 
 STORY_LINES: Final = 6

@@ -1,1 +1,1 @@
-"""What fills the pool and is no leak, so that nobody looks for one. Information, never above."""
+"""Causes that fill the pool without a leak, so that operators do not search for one. Information, never above."""

@@ -14,7 +14,7 @@ from kvscope.monitor.text import percent
 
 
 class ReservedPool(NamedTuple):
-    """What the bill says of the pool, in bytes, and where it was read."""
+    """The pool's part of the memory breakdown, in bytes, and where it was read."""
 
     kv_pool: int
     device_total: int

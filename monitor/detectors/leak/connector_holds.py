@@ -1,4 +1,6 @@
-"""What a KV connector asked to be kept, and by whom its end is awaited. Shared by the leak codes of connectors."""
+"""Blocks that a KV connector keeps, and the party whose report of completion is missing. Shared by the leak codes of
+connectors.
+"""
 
 from __future__ import annotations
 

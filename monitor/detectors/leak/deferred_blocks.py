@@ -1,4 +1,4 @@
-"""What the detectors of kept blocks have in common: which requests, how much, and whether it is too long."""
+"""The shared parts of the detectors of kept blocks: which requests, how much, and whether it is too long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvscope.monitor.text import clock_time, duration
 HELD_LEASE_SLACK_S: Final = Threshold(
     5, "s", "an engine looks at expired leases between steps, and one step can take seconds"
 )
-"""Of leak.finished-held."""
+"""A threshold of leak.finished-held."""
 
 
 class Kept(NamedTuple):
@@ -58,8 +58,8 @@ def kept(ledger: EngineLedger, deferrals: Iterable[Deferral]) -> Kept:
 def overdue_deferrals(
     ledger: EngineLedger, deferrals: Iterable[Deferral], waited: Callable[[Deferral], tuple[float, float]]
 ) -> tuple[list[Deferral], bool]:
-    """Return those that have waited for longer than they may, by `waited` (both in seconds), and False; if there are
-    none, those beyond half of it, and True: they are pending.
+    """Return those that have waited for longer than they may, by `waited` (both in seconds), and False. If there are
+    none, return those beyond half of it, and True: they are pending.
 
     After a loss, those announced before it are pending: their end may be among the lost events.
     """
@@ -72,8 +72,8 @@ def overdue_deferrals(
 def overdue_sends(ledger: EngineLedger, settings: Settings) -> tuple[list[Deferral], bool]:
     """Return what a connector that is asked keeps for too long for requests that ended, and whether it is pending.
 
-    While an engine with work does not ask, its steps have stopped. What came due after an idle engine's last question
-    is leak.idle-not-polled.
+    While an engine with work does not ask, its steps have stopped. Blocks that came due after an idle engine's last
+    poll are leak.idle-not-polled.
     """
     holds = connector_holds(ledger)
     sending = holds.sending
@@ -128,7 +128,7 @@ def oldest_deferral_text(ledger: EngineLedger, kept: Kept) -> str:
 
 
 def overdue_when_polled(ledger: EngineLedger, settings: Settings, deferrals: Iterable[Deferral]) -> list[Deferral]:
-    """Those that had been kept for too long when the engine last asked its connector."""
+    """Return those that had been kept for too long when the engine last polled its connector."""
     beat = ledger.state.heartbeat
     polled_ns = (beat.at_ns if beat is not None else 0) - ledger.unpolled_s() * 1e9
     return [

@@ -1,4 +1,4 @@
-"""leak.deferred-free-stalled: blocks fenced behind a step that is over, and not given back.
+"""leak.deferred-free-stalled: blocks fenced behind a step that is over, and not freed.
 
 While the step itself does not end, its blocks are rightly kept: that is stuck.engine-stalled.
 """
@@ -22,7 +22,7 @@ from kvscope.monitor.text import clock_time, counted, duration, percent
 
 
 def _passed_ns(ledger: EngineLedger, deferral: Deferral) -> int:
-    """When what it waits for was over, in monotonic ns; 0 if it is not."""
+    """Return when the cause of its wait was over, in monotonic ns, or 0 if it is not."""
     state, beat = ledger.state, ledger.state.heartbeat
     if deferral.fence_passed_ns:
         return deferral.fence_passed_ns

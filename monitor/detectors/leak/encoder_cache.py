@@ -1,7 +1,7 @@
 """leak.encoder-cache: the encoder's cache is full of what requests that wait have in it, so that none of them goes on.
 
-The stream has no event for that cache. The sign is that more than one is passed over for it and nobody advances at all,
-with KV free; a single one is stuck.encoder-budget, for an item of its own may be too large.
+The stream has no event for that cache. The sign is that the scheduler skips more than one for it and no request
+advances at all, with KV free. A single one is stuck.encoder-budget, since an item of its own may be too large.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EncoderCache(Detector[Judgement]):
             yield from self._from_stream(ledger, settings)
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Requests that hold the encoder's cache against one another."""
+        """Yield requests that hold the encoder's cache against one another."""
         passed_over = hold_one_another(ledger)
         if not passed_over:
             return

@@ -10,7 +10,9 @@ ENCODER_CAUSE = int(Cause.ENCODER)  # comparing with an IntEnum's member costs s
 
 
 def hold_one_another(ledger: EngineLedger) -> list[RequestState]:
-    """Those passed over for the encoder, if there are several and nobody has advanced since; else nobody."""
+    """Return the requests skipped for the encoder, if there are several and none has advanced since, or else an empty
+    list.
+    """
     living = ledger.living()
     passed_over = [r for records in (living.waiting, living.running) for r in records if r.cause == ENCODER_CAUSE]
     if len(passed_over) < 2 or not ledger.state.free:

@@ -83,7 +83,7 @@ UNKNOWN_LEASE_DO_NOW: Final = (
 
 
 def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bool) -> str:
-    """What would confirm it."""
+    """Return the evidence that would confirm it."""
     if damaged:
         return "the lost events"
     if not polled:
@@ -96,7 +96,7 @@ def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bo
 
 
 class FinishedHeld(Detector[HoldsBlocks]):
-    """Blocks that a KV connector keeps for finished requests, and never gives back."""
+    """Blocks that a KV connector keeps for finished requests, and never frees."""
 
     code = "leak.finished-held"
     severity = "error"
@@ -126,7 +126,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
     full_pool = FULL_POOL
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
-        """Yield what is kept for a connector that is asked and never reports; from samples, what usage shows."""
+        """Yield the blocks kept for a connector that is polled and never reports, or the signs in the samples."""
         if ledger.has_stream:
             late, pending = overdue_sends(ledger, settings)
             if late:
@@ -178,9 +178,10 @@ class FinishedHeld(Detector[HoldsBlocks]):
         )
 
     def _from_failed_reset(self, ledger: EngineLedger) -> Iterator[HoldsBlocks]:
-        """An engine that may not reset its prefix cache because blocks are in use says how many; idle, it has none.
+        """Yield a judgement from a failed reset of the prefix cache, which reports the blocks in use: an idle engine
+        has none.
 
-        One that is idle stops logging: the line before the warning tells, and the one that comes soon after it.
+        An idle engine stops logging: the line before the warning shows it, and the one soon after it.
         """
         warning = ledger.facts.get("blocks_not_freed")
         if warning is None or warning.at_ns is None or not isinstance(warning.value, int) or not warning.value:

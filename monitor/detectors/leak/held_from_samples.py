@@ -93,7 +93,7 @@ LOADING_MISSING: Final = (
 
 
 class UsageSigns(NamedTuple):
-    """What the samples show, and from which of them on."""
+    """The signs in the samples, and the sample that each begins at."""
 
     start: int
     verdict: Verdict
@@ -104,13 +104,13 @@ class UsageSigns(NamedTuple):
     """Whether it rests on usage at idle alone, as leak.rising-floor does."""
     do_now: tuple[str, ...] = ()
     missing: str = ""
-    """Both of a cannot-tell that is not about a hold at idle."""
+    """The missing evidence for both cases of a cannot-tell that is not about a hold at idle."""
 
 
 def held_by_samples(
     ledger: EngineLedger, settings: Settings, code: str, grace: Threshold, *, floors_rise: bool
 ) -> Iterator[HoldsBlocks]:
-    """Yield what the samples show; what rests on idle usage alone only where no floor has risen for long."""
+    """Yield the signs in the samples. Those from idle usage alone count only where no floor has risen for long."""
     samples = samples_with_usage(ledger)
     if len(samples) < 2:
         return
@@ -138,7 +138,7 @@ def usage_signs(
 
 
 def _computed_nothing_since(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> int:
-    """Where the last window in which `holds` begins; the number of samples if it does not hold at the end."""
+    """Return where the last window in which `holds` begins, or the number of samples if it does not hold at the end."""
     start = len(samples)
     while start > 0 and holds(samples[start - 1]):
         start -= 1
@@ -278,7 +278,7 @@ def _idle(
 
 
 def _drained(samples: Sequence[Sample], settings: Settings, knowledge: ConnectorKnowledge) -> UsageSigns | None:
-    """Requests leave, and usage does not fall; before that it rose with the prompts that came."""
+    """Return the sign that requests leave and usage does not fall, after it rose with the prompts that came."""
     if usage_of(samples[-1]) - usage_of(samples[0]) < settings(MIN_RISE) or not _never_fell(samples, settings):
         return None
     series = series_of(samples)

@@ -50,7 +50,7 @@ class IdleNotPolled(Detector[Judgement]):
                 yield from self._judge_idle(ledger, settings, sending)
 
     def _held_before(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> list[Deferral]:
-        """Those that the connector kept for too long while it was asked: leak.finished-held."""
+        """Return those that the connector kept for too long while it was polled: leak.finished-held."""
         return overdue_when_polled(ledger, settings, sending)
 
     def _judge_idle(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> Iterator[Judgement]:

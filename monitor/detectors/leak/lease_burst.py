@@ -15,14 +15,14 @@ from kvscope.monitor.text import counted, duration, percent
 
 
 class LapseBurst(NamedTuple):
-    """Blocks that came back together, and where the last of them did."""
+    """Blocks that were freed together, and where the last of them was."""
 
     blocks: int
     at: int
 
 
 def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst:
-    """The most blocks that came back within so long; `lapses` in the order of their ends."""
+    """Return the largest number of blocks freed within that time. `lapses` are in the order of their ends."""
     most = LapseBurst(0, UNKNOWN_POSITION)
     first = blocks = 0
     for lapse in lapses:
@@ -60,7 +60,7 @@ class LeaseBurst(Detector[Judgement]):
             yield from self._from_stream(ledger, settings)
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """What leases, and they alone, have ended of late."""
+        """Yield recent leases that only their expiry ended."""
         remember = settings(self.remember_s)
         lapses = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
         requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))

@@ -1,7 +1,7 @@
 """References that no living request and no announced deferral owns, split in two.
 
-leak.unaccounted: a free was skipped; the request has ended, and what it had is still there. leak.rising-floor: a free
-forgets something; requests end well but for a block or two, and each drain to idle leaves more of these in use than the
+leak.unaccounted: a free was skipped, the request has ended, and what it had is still there. leak.rising-floor: a free
+forgets something, requests end well but for a block or two, and each drain to idle leaves more of these in use than the
 one before. A block or two do no harm, but a trend does: until the floor has risen some times they are leak.unaccounted
 too. An audit since then confirms either.
 """
@@ -18,17 +18,17 @@ from kvscope.monitor.state.records import RequestState
 MIN_RISES: Final = Threshold(
     3, "drains", "a floor that is higher than the last three times over, and never lower, is not left by chance"
 )
-"""Of leak.rising-floor; what is no trend yet is leak.unaccounted."""
+"""A threshold of leak.rising-floor. Anything short of a trend is leak.unaccounted."""
 
 
 UNACCOUNTED_GRACE_S: Final = Threshold(
     2, "s", "a free may be reported in the batch after the one that ended its request"
 )
-"""Of leak.unaccounted."""
+"""A threshold of leak.unaccounted."""
 
 
 class LostReferences(NamedTuple):
-    """Some of the references that nobody owns, by block, and the requests that left them."""
+    """Some of the references without an owner, by block, and the requests that left them."""
 
     references: Mapping[int, int]
     culprits: list[RequestState]
@@ -40,12 +40,12 @@ class LostReferences(NamedTuple):
         return min(ended, default=ledger.wall(min((since[block] for block in self.references), default=0)))
 
     def first_at(self, ledger: EngineLedger) -> str:
-        """The position of that: of the end of the request that left it, or of the audit that showed it."""
+        """Return the position of the first: of the end of the request that left it, or of the audit that showed it."""
         first = min(self.culprits, key=lambda record: record.finished_ns, default=None)
         return ledger.at(first.since_at if first is not None else ledger.state.places.audited)
 
     def last_at(self, ledger: EngineLedger) -> str:
-        """The position of the end of the last request that left some."""
+        """Return the position of the end of the last request that left some."""
         return ledger.at(*(record.since_at for record in self.culprits)) or self.first_at(ledger)
 
     def certain(self, ledger: EngineLedger) -> LostReferences:
@@ -58,7 +58,7 @@ class LostReferences(NamedTuple):
 
 
 class LostByCode(NamedTuple):
-    """The lost references of each code; None where there are none."""
+    """The lost references of each code, or None where there are none."""
 
     rising: LostReferences | None
     unaccounted: LostReferences | None

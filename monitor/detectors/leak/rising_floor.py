@@ -1,6 +1,6 @@
 """leak.rising-floor: each drain to idle leaves more blocks in use than the one before.
 
-From the stream, by references without an owner; from metrics or a log, by usage with nothing running.
+From the stream, by references without an owner. From metrics or a log, by usage with nothing running.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvscope.monitor.ledger.idle_floors import Floor
 from kvscope.monitor.text import clock_time, counted, percent
 
 ROUNDING_SHARE: Final = 0.001
-"""Of the pool: logs print usage to a tenth of a percent."""
+"""A share of the pool: logs print usage to a tenth of a percent."""
 
 
 class RisingFloor(Detector[HoldsBlocks]):

@@ -15,7 +15,7 @@ from kvscope.monitor.text import counted, duration, percent
 
 
 class IdleSession(NamedTuple):
-    """One that waits for its next input: of which request, since when, with which blocks, and where that was said."""
+    """A session that waits for its next input: its request, since when, its blocks, and the position of the report."""
 
     id: str
     since_ns: int
@@ -25,7 +25,7 @@ class IdleSession(NamedTuple):
 
 
 def _sessions_of(ledger: EngineLedger) -> Iterator[IdleSession]:
-    """Those that have ended a turn and stay, and those that live and wait for more of their input."""
+    """Yield the sessions that ended a turn and stay, and those that live and wait for more of their input."""
     state = ledger.state
     for deferral in state.deferrals.values():
         if deferral.holder == Holder.SESSION:

@@ -103,7 +103,7 @@ class Unaccounted(Detector[HoldsBlocks]):
         )
 
     def _judge_idle_use(self, ledger: EngineLedger, lost: LostReferences | None, used: int) -> HoldsBlocks:
-        """Judge an idle engine by its own counter, which holds whatever the lost events said."""
+        """Judge an idle engine by its own counter, which holds even after lost events."""
         state, at = ledger.state, ledger.at
         usable = state.total - state.reserved
         known = lost if lost is not None and len(lost.references) == used else None

@@ -41,7 +41,7 @@ class ChangeFit(NamedTuple):
 
     correlation: float
     constant_share: float
-    """Of the rise, the part that comes in every interval whatever is taken in, as growth by decoding does."""
+    """The part of the rise that comes in every interval regardless of the prompts, as growth by decoding does."""
     largest_changes: list[float]
     """Rises of usage, the largest first, in shares of the pool."""
 
@@ -92,7 +92,7 @@ def connector_knowledge(ledger: EngineLedger) -> ConnectorKnowledge:
 
 
 def idle_usage_floors(ledger: EngineLedger) -> list[Floor]:
-    """Return the rising series of usage at which the engine drained to idle; `at` is an index of the samples above."""
+    """Return the rising series of usage at which the engine drained to idle. `at` is an index of the samples above."""
     floors, was_idle = IdleFloors(), False
     for index, sample in enumerate(samples_with_usage(ledger)):
         idle = not (sample.running or sample.waiting or sample.deferred)
@@ -115,7 +115,7 @@ def series_of(samples: Sequence[Sample]) -> UsageSeries:
 
 
 def fit_of(series: UsageSeries) -> UsageFit | None:
-    """Fit usage to prompt tokens; None where there are too few points."""
+    """Fit usage to prompt tokens, or None where there are too few points."""
     thousands = [tokens / 1000 for tokens in series.prompt_tokens]
     if len(thousands) < 3 or len(set(thousands)) < 2 or len(set(series.usage)) < 2:
         return None
@@ -126,7 +126,7 @@ def fit_of(series: UsageSeries) -> UsageFit | None:
 
 
 def fit_changes(series: UsageSeries) -> ChangeFit | None:
-    """Fit the changes of usage to the tokens taken in meanwhile; None where either never varies.
+    """Fit the changes of usage to the tokens taken in meanwhile, or None where either never varies.
 
     Two series that both rise correlate whatever causes them. Their changes correlate only where one follows the other.
     """
@@ -142,7 +142,8 @@ def fit_changes(series: UsageSeries) -> ChangeFit | None:
 
 
 def window_s(samples: Sequence[Sample], start: int = 0) -> float:
-    """Return the seconds from sample `start` to the last; without times, by vLLM's interval, the first one's included.
+    """Return the seconds from sample `start` to the last. Samples without times count vLLM's interval each, the first
+    one's included.
 
     An engine's line without a time covers the interval before it.
     """

@@ -1,4 +1,4 @@
-"""sizing.elsewhere: much device memory is in use that the memory breakdown does not name; from the event only."""
+"""sizing.elsewhere: much device memory is in use that the memory breakdown does not name. From the event only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory breakdown in bytes, from an event or from log lines; kvscope.monitor.analysis.memory_breakdown sums it."""
+"""The memory breakdown in bytes, from an event or from log lines. kvscope.monitor.analysis.memory_breakdown sums it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class MemoryFigures(NamedTuple):
     kept: int
     advised: int | None
     right: int | None
-    """What should be advised; None where it cannot be told."""
+    """The right value to advise, or None where it is unknown."""
     slack: int
 
 
 def memory_figures(ledger: EngineLedger) -> MemoryFigures | None:
-    """Return the breakdown from the stream where there is one, else from the log; None where it is not complete."""
+    """Return the breakdown from the stream where there is one, or else from the log. Return None where it is not
+    complete.
+    """
     return _of_event(ledger, measured(ledger.state.memory)) if ledger.has_stream else _figures_of_log(ledger)
 
 

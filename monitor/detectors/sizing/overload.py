@@ -76,7 +76,7 @@ class Overload(Detector[Judgement]):
 
 
 def _queued_at_end(samples: Sequence[Sample], longest_s: float) -> list[Sample]:
-    """The last samples in which requests wait for room, with all that the sums need."""
+    """Return the last samples in which requests wait for room, with all inputs of the sums."""
     queued: list[Sample] = []
     for sample in reversed(samples):
         known = None not in (sample.at_ns, sample.finished, sample.usage, sample.running)

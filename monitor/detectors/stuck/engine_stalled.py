@@ -1,6 +1,6 @@
 """stuck.engine-stalled: steps stop with work pending.
 
-From the stream: needs steps and heartbeats; silence alone is only likely. A request that waits for something outside
+From the stream: needs steps and heartbeats. Silence alone is only likely. A request that waits for something outside
 the scheduler is no work: an engine that has no other may sleep. From metrics: a count of steps that stands still while
 requests run, never more than likely. Where other ranks of the same server go on, it is stuck.rank-diverged.
 """
@@ -59,7 +59,8 @@ STALLED_WONT_HELP: Final = ("Waiting for the queue to drain, or lowering the loa
 
 
 def steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
-    """Steps launched and not completed; one that a later heartbeat does not name is over, and its end was lost.
+    """Return steps launched and not completed. A step that a later heartbeat does not name is over, and its end was
+    lost.
 
     A launch that the engine has not handed over yet is known from the heartbeat alone: its tokens are 0.
     """
@@ -300,7 +301,7 @@ class EngineStalled(Detector[Judgement]):
 def _halt(
     ledger: EngineLedger, running: list[RequestState], waiting: list[RequestState], heard: bool
 ) -> tuple[StepInFlight | None, int, str] | None:
-    """Return the step in flight, if any, since when (monotonic) nothing moves, and what shows it; None if the engine
+    """Return the step in flight, if any, since when (monotonic) nothing moves, and the evidence, or None if the engine
     has a reason not to step.
     """
     step = min(steps_in_flight(ledger), key=lambda s: s.since_ns, default=None)

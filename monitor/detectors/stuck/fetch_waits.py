@@ -20,8 +20,8 @@ PLANNED_BEFORE_NS: Final = 1_000_000_000
 
 
 def could_report_until_ns(ledger: EngineLedger) -> int:
-    """Return the last time, on the engine's clock, at which it could have reported the end of a wait: while a step
-    is in flight, when that was launched; else when the engine was last seen and not paused.
+    """Return the last time, on the engine's clock, at which it could have reported the end of a wait: the launch of a
+    step in flight, or else when the engine was last seen and not paused.
     """
     return ledger.looked_ns if ledger.state.in_flight else taken_up_until_ns(ledger)
 

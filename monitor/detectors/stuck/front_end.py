@@ -41,7 +41,7 @@ class FrontEndLoss(Detector[Judgement]):
             yield from self._from_stream(ledger, settings, ledger.living())
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
-        """Who was received, and never arrived, though the engine would have taken it in."""
+        """Yield requests that were received and never arrived, though the engine would have admitted them."""
         waiting = [record for record in living.received if not record.client_gone_ns]
         if not waiting:
             return

@@ -125,7 +125,9 @@ class HeadOfLine(Detector[ShortOfBlocks]):
     def _judge_head(
         self, ledger: EngineLedger, settings: Settings, living: Living, head: RequestState
     ) -> Iterator[ShortOfBlocks]:
-        """The head waits for others to give blocks back. In the room that it leaves unused, those behind could run."""
+        """Judge a head that waits for others to free blocks. In the room that it leaves unused, those behind could
+        run.
+        """
         state, at = ledger.state, ledger.at
         age = (ledger.looked_ns - head.since_ns) / 1e9
         grace = (

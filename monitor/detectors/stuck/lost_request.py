@@ -52,7 +52,9 @@ class LostRequest(Detector[Judgement]):
                 yield self._judged(ledger, named, missing, exact=False)
 
     def _missing(self, ledger: EngineLedger, heartbeats: int) -> int:
-        """The least by which the ledger's unfinished requests exceeded the queues' at each of the last heartbeats."""
+        """Return the least by which the ledger's unfinished requests exceeded the queues' at each of the last
+        heartbeats.
+        """
         beats = list(ledger.beats.queue_lengths)[-heartbeats:]
         if len(beats) < heartbeats or ledger.state.damaged or _in_one_step(ledger, beats[0][0]):
             return 0
@@ -121,7 +123,7 @@ def _in_one_step(ledger: EngineLedger, since_wall_ns: int) -> bool:
 
 
 def _unmoved(ledger: EngineLedger, living: Living, since_wall_ns: int) -> list[RequestState]:
-    """Requests that have neither moved nor progressed since then."""
+    """Return the requests that have neither moved nor progressed since then."""
     waiting = [record for record in living.waiting if ledger.wall(record.since_ns) < since_wall_ns]
     running = [
         record for record in living.running if ledger.wall(max(record.since_ns, record.progressed_ns)) < since_wall_ns

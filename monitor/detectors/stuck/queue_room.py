@@ -10,7 +10,7 @@ from kvscope.monitor.state.records import RequestState
 
 
 def head_short_of_blocks(ledger: EngineLedger) -> RequestState | None:
-    """Return the head of the queue if it was refused for blocks that the pool could have; else None."""
+    """Return the head of the queue if it was refused for blocks that the pool could have, or else None."""
     head = ledger.head()
     return head if head is not None and is_short_of_blocks(ledger.state, head) else None
 

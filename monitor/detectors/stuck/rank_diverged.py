@@ -1,7 +1,7 @@
 """stuck.rank-diverged: one data-parallel rank of a server stands still while others of it go on.
 
-What one ledger shows is the same as in stuck.engine-stalled; only the ledgers beside it separate the two. Where the
-ranks wait for one another in each step, all of them stop with the first: that stays stuck.engine-stalled, of each.
+One ledger shows the same as in stuck.engine-stalled. Only the ledgers beside it separate the two. Where the ranks wait
+for one another in each step, all of them stop with the first: that stays stuck.engine-stalled, of each.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 AFTER_S: Final = Threshold(
     2, "s", "ranks that wait for one another stop within a step of each other; one that goes on for longer does not"
 )
-"""Of stuck.rank-diverged; below it every rank that stands still is stuck.engine-stalled."""
+"""A threshold of stuck.rank-diverged. Below it every rank that stands still is stuck.engine-stalled."""
 
 
 def last_step_ns(ledger: EngineLedger) -> int:
-    """When it last launched a step, or by its figures was seen to have ended one; 0 if that is not known."""
+    """Return when it last launched a step, or its metrics showed the end of one, or 0 if that is not known."""
     if ledger.has_stream:
         return ledger.wall(ledger.state.launched_ns)
     moved = [later.at_ns or 0 for earlier, later in pairwise(ledger.samples) if later.steps != earlier.steps]

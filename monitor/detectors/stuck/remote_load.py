@@ -47,7 +47,7 @@ def _began_at(record: RequestState) -> int:
 
 def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
     """Return whether its fetch has ended and the scheduler has not come to it: the head of the queue waits for those
-    that run, and no later request was let in.
+    that run, and no later request was admitted.
     """
     running = ledger.living().running
     if not (record.fetch_ended_ns and running) or ledger.head() is None:
@@ -116,7 +116,7 @@ class RemoteLoad(Detector[Judgement]):
     def _overdue(
         self, ledger: EngineLedger, fetching: list[RequestState], limits: dict[int, OutsideWaitLimit]
     ) -> Overdue | None:
-        """Those that take longer than fetches of this engine do, or whose reported end is not processed."""
+        """Return those that take longer than fetches of this engine do, or whose reported end is not processed."""
         return overdue_requests(
             ledger,
             fetching,

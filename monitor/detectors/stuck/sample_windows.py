@@ -23,7 +23,7 @@ GAPS_LOOKED_AT: Final = 32
 
 
 def last_window(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> int | None:
-    """Return the index at which the last window begins in which `holds` is true; None if it is not at the end."""
+    """Return the index at which the last window begins in which `holds` is true, or None if it is not at the end."""
     start = len(samples)
     while start > 0 and holds(samples[start - 1]):
         start -= 1
@@ -44,7 +44,7 @@ def scrape_interval_s(samples: Sequence[Sample]) -> float:
 
 def moving_pause_s(samples: Sequence[Sample]) -> float:
     """Return the longest time that the count of steps stood still with requests running and then moved again, at least
-    1 ms; 0 until enough pauses were seen from their beginning to their end.
+    1 ms. Return 0 until enough pauses were seen from their beginning to their end.
 
     Watching may begin in the middle of a step, so that the first pause seen is shorter than it was. Several steps
     between two samples are as many pauses, each shorter than the time between the two.

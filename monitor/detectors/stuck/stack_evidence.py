@@ -38,7 +38,7 @@ def stack_evidence(ledger: EngineLedger, since_ns: int) -> tuple[Evidence, ...]:
 
 
 def stack_text(state: EngineState, since_ns: int) -> str:
-    """Return a sentence with the layer and the innermost call; empty if the stack was not read since then."""
+    """Return a sentence with the layer and the innermost call, or an empty one if the stack was not read since then."""
     stack = _stack_since(state, since_ns)
     if stack is None or not stack.frames:
         return ""

@@ -29,4 +29,4 @@ NOTHING_MOVES: Final = (
     .of(RemoteLoadLost, began_later)
     .of(DeferredFreeStalled, began_later)
 )
-"""Whatever waits for a step to end."""
+"""Effects of a step that does not end."""

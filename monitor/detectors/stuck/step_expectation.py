@@ -10,7 +10,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import StepInFlight
 
 JITTER_SIGMAS: Final = 3.4
-"""Steps of one kind differ; the logarithm of 1 step in 3,000 lies this many standard deviations above the mean, and a
+"""Steps of one kind differ. The logarithm of 1 step in 3,000 lies this many standard deviations above the mean, and a
 step must be `slower_than_expected` times as slow as that one.
 """
 MODEL_SIGMAS: Final = 3
@@ -19,7 +19,7 @@ MODEL_SIGMAS: Final = 3
 
 NO_STEP_YET: Final = "no step of this epoch has completed, and the first may load, compile or capture"
 NONE_RECEIVED: Final = "no step has completed since its events are received"
-"""Of a reader that attached to an engine that had made steps: it has compiled before."""
+"""The reason for a reader that attached to an engine that had made steps: it has compiled before."""
 
 
 class StepAllowance(NamedTuple):
@@ -28,7 +28,7 @@ class StepAllowance(NamedTuple):
     allowed_s: float
     expected_s: float
     unseen: str
-    """Why the engine's own steps do not show how long this one takes; empty if they do."""
+    """Why the engine's own steps do not show how long this one takes, or empty if they do."""
     longest_s: float
     """The longest step of the epoch seen so far."""
     information_s: float = 0.0

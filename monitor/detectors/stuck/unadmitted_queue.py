@@ -48,7 +48,7 @@ class UnadmittedQueue(NamedTuple):
 
     @property
     def steps(self) -> float:
-        """Steps completed meanwhile; where they are not exposed, tokens generated for each request."""
+        """Steps completed meanwhile, or tokens generated for each request where steps are not exposed."""
         first, last = self.samples[0], self.samples[-1]
         if last.steps is not None:
             return moved(first.steps, last.steps)
@@ -87,7 +87,7 @@ def _admits_nothing(before: Sample, after: Sample) -> bool:
 def head_of_line_by_samples(
     ledger: EngineLedger, code: str, min_steps: float, settings: Settings, wont_help: tuple[str, ...]
 ) -> ShortOfBlocks | None:
-    """Return what the samples show; None if they do not show it."""
+    """Return the judgement by the samples, or None if they do not show it."""
     if not _waits_beside_room(ledger.samples[-1], settings):
         return None
     found = unadmitted_queue(list(ledger.samples), settings)

@@ -1,4 +1,4 @@
-"""What the detectors of stuck requests have in common: which requests live, which are overdue, and how that is worded.
+"""The shared parts of the detectors of stuck requests: which requests live, which are overdue, and the wording.
 
 How long a request stands still is counted until the scheduler is last known to have gone over its queue: one that
 cannot look is stalled, and its requests are not stuck by themselves.
@@ -22,7 +22,7 @@ LOST_WAKE: Final = "the lost events: they may include what it waited for. The ne
 
 
 def was_overtaken(record: RequestState, since_ns: int, running: Iterable[RequestState]) -> bool:
-    """Return whether one that came later, and is not more urgent, was let in after `since_ns`."""
+    """Return whether one that came later, and is not more urgent, was admitted after `since_ns`."""
     return any(
         other.admitted_ns > since_ns and other.arrived_ns > record.arrived_ns and other.priority >= record.priority
         for other in running
@@ -50,11 +50,12 @@ def overdue_requests(
     until_ns: int,
     grace_s: float | Callable[[RequestState], float],
 ) -> Overdue | None:
-    """Those that have stood still for longer than `grace_s`, from `since` until `until_ns`, the last moment at which
-    they could have moved; if there are none, those beyond half of it. None if there are none of these either.
+    """Return the requests that have stood still for longer than `grace_s`, from `since` until `until_ns`, when they
+    could last have moved. If there are none, return those beyond half of it. None if there are none of these either.
     grace_s: of all, or of each.
 
-    After a loss those that an event has named since are counted from it; others may have moved in it, and are pending.
+    After a loss, requests that an event has named since are counted from it. Others may have moved in it, and are
+    pending.
     """
     state = ledger.state
     aged = sorted(((since(r), r.number, r) for r in records), key=lambda entry: entry[:2])
@@ -81,7 +82,7 @@ def missing_after_loss(ledger: EngineLedger) -> str:
 
 
 def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, unseen: str = "", **own: Any) -> Judgement:
-    """Judge requests that are overdue by the stream, since the event at `began_at`; `own` is what the code adds.
+    """Judge requests that are overdue by the stream, since the event at `began_at`. `own` is the code's own evidence.
 
     unseen: the signal that would exclude a slow but sound wait, which a time alone does not. With one, the verdict is
     likely.
@@ -112,7 +113,9 @@ def requests_text(late: Overdue) -> str:
 
 
 def watchdog_report(records: Iterable[RequestState]) -> str:
-    """Summarize what the engine's own watchdog reported of them; one that never did may be absent, or not due yet."""
+    """Summarize the reports of the engine's own watchdog about them. A watchdog without a report may be absent, or not
+    due yet.
+    """
     stalled = [record for record in records if record.stalled_ns]
     if not stalled:
         return "has not spoken"

@@ -16,11 +16,11 @@ from kvscope.monitor.state.records import Preemption, RequestState
 from kvscope.monitor.text import clock_time, counted, duration
 
 APART_NS: Final = 10_000_000_000
-"""Preemptions further apart than this are not of one trouble."""
+"""Preemptions further apart than this belong to separate problems."""
 
 
 def _first_of_the_last(ledger: EngineLedger) -> Preemption:
-    """The first of those that the last preemption belongs to."""
+    """Return the first of those that the last preemption belongs to."""
     first = ledger.preempted[-1]
     for one in reversed(ledger.preempted):
         if first.at_ns - one.at_ns > APART_NS:
@@ -30,7 +30,7 @@ def _first_of_the_last(ledger: EngineLedger) -> Preemption:
 
 
 def _step_size(ledger: EngineLedger, since: float, until: float) -> float:
-    """Tokens of output a step, between two moments of wall time; 0 where no step was made."""
+    """Return the output tokens of a step, between two wall times, or 0 where no step was made."""
     first, last = point_at(ledger, since), point_at(ledger, until)
     steps = last.steps - first.steps
     return (last.output_tokens - first.output_tokens) / steps if steps > 0 else 0.0

@@ -1,7 +1,7 @@
 """thrash.preemption: requests lose their blocks before these have given them a single token, again and again.
 
 From metrics it is likely where there are more preemptions than requests that end: the engine's own counter has neither
-what they cost nor whom they hit.
+their cost nor their victims.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the text of a log or a report shows beside its statistics: lines, contradictions, and a person's own words.
+"""The evidence in the text of a log or a report beside its statistics: lines, contradictions, and a person's own words.
 
 written_view.py        the text of one engine, as the functions here ask for it
 profile_sums.py        memory profiles that leave something out

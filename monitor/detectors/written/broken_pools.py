@@ -16,7 +16,7 @@ _WHICH_REQUEST: Final = "which request freed the block, and when: the event stre
 
 
 def block_freed_twice(view: WrittenView) -> Iterator[TextJudgement]:
-    """The block manager refuses to free a block that no request holds."""
+    """Yield a refusal of the block manager to free a block that no request holds."""
     lines = view.lines("freed_twice")
     if not lines:
         return
@@ -43,7 +43,7 @@ def block_freed_twice(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def free_list_contradicts(view: WrittenView) -> Iterator[TextJudgement]:
-    """An assertion of the block pool fails: its list of free blocks and its counts disagree."""
+    """Yield a failed assertion of the block pool: its list of free blocks and its counts disagree."""
     lines = view.lines("free_list_broken")
     if not lines:
         return

@@ -14,19 +14,19 @@ from kvscope.monitor.events.samples import ReportedEvent
 ROUNDING: Final = Threshold(
     0.05, "of the pool", "the engine rounds its concurrency to two decimals and its pool to whole blocks"
 )
-"""Of blind.metric-wrong."""
+"""A threshold of blind.metric-wrong."""
 METRIC_WRONG: Final = "blind.metric-wrong"
 
 
 def contradictions_of(view: WrittenView) -> Iterator[TextJudgement]:
-    """The first of them: one finding says that the text's numbers contradict each other."""
+    """Yield the first of them: one finding reports that the text's numbers contradict each other."""
     yield from islice(
         (judged for rule in (impossible_usage, gauge_per_process, sizes_disagree) for judged in rule(view)), 1
     )
 
 
 def impossible_usage(view: WrittenView) -> Iterator[TextJudgement]:
-    """A share of the pool that is below 0 or above 1."""
+    """Yield a share of the pool that is below 0 or above 1."""
     rounding = view.settings(ROUNDING)
     lines = [line for line in _usage_reads(view) if not 0 <= (number_of(line, "value") or 0) <= 1 + rounding]
     if not lines:
@@ -85,7 +85,7 @@ def gauge_per_process(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def sizes_disagree(view: WrittenView) -> Iterator[TextJudgement]:
-    """The pool in tokens, and concurrency times length, are not the same number."""
+    """Yield a pool whose size in tokens differs from concurrency times length."""
     tokens, times = view.number("kv_cache_size_tokens"), view.number("max_concurrency")
     each = view.number("max_concurrency_tokens")
     if (

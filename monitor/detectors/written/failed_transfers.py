@@ -12,7 +12,7 @@ _TRANSFER_LINES: Final = ("transfer_timed_out", "transfer_failed")
 
 
 def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
-    """A connector gives up a transfer, by a time-out or an error of the other side."""
+    """Yield a transfer that a connector gives up, by a time-out or an error of the other side."""
     lines = view.lines(*_TRANSFER_LINES)
     late = [line for line in lines if line.name == "transfer_timed_out"]
     if not lines or view.lines("stale_read"):

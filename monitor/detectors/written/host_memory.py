@@ -13,7 +13,7 @@ _ON_THE_HOST: Final = ("offload", "connector", "pinned", "remote_load")
 
 
 def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
-    """A person names host memory, and nothing in the text keeps KV there."""
+    """Yield the case of a person who names host memory in a text without any KV there."""
     said = view.phrases("host_memory_grows")
     if not said or view.said(*_ON_THE_HOST, "stuck", "waits_unserved", "start_fails"):
         return

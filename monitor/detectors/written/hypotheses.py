@@ -1,4 +1,6 @@
-"""At most three hypotheses from what a person says, the most probable first. Never above cannot-tell."""
+"""At most three hypotheses from a person's report, the most probable first. Their verdict is never above
+cannot-tell.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from kvscope.monitor.sources.text_events import SAID_PREFIX
 
 MOST: Final = 3
 WORTH: Final = 0.5
-"""Of the first one's score: what falls below it is not worth a line."""
+"""A share of the first one's score: hypotheses below it are not worth a line."""
 _NEXT: Final = {
     "leak": (
         "While it lasts, check the pool with nothing running: monitor doctor http://HOST:8000/metrics --timeout 60"
@@ -50,7 +52,7 @@ _TROUBLES: Final = (
     "watchdog",
     "tier_misses",
 )
-"""Concepts that say too little to count as a complaint, and enough to ask what may be behind them."""
+"""Concepts too vague to count as a complaint, and sufficient to search for a cause."""
 _FAILURES: Final = tuple(name for names, _ in _SHOWN_BY for name in names)
 _NEXT_OF: Final = {
     "stuck.engine-dead": "Check whether the engine's process exists: ps -eo pid,ppid,stat,cmd | grep -i enginecore",
@@ -67,7 +69,7 @@ _NEXT_OF: Final = {
 
 
 def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, str]) -> Iterator[TextJudgement]:
-    """What may be behind the report; nothing of `known`, which is judged already."""
+    """Yield the possible causes of the report, without `known`, which other functions have judged."""
     if not (view.said(*COMPLAINTS, *_TROUBLES) or view.mentioned(*_FAILURES)):
         return
     concepts = _concepts(view)
@@ -80,7 +82,7 @@ def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, s
 
 
 def _concepts(view: WrittenView) -> set[str]:
-    """What the prose names, and what statistics and lines show of the same."""
+    """Return the concepts that the prose names, and those that statistics and lines show."""
     found = {name.removeprefix(SAID_PREFIX) for name in view.reported.names() if name.startswith(SAID_PREFIX)}
     if view.mentioned("connector_named") or "kv_connector" in view.facts:
         found.add("connector")

@@ -1,7 +1,7 @@
 """Which concepts of a report suggest which finding.
 
 A row needs one concept of each group in `needs`. Each of these groups counts 2, and each concept of `adds` that the
-report names counts its weight. `unless` names concepts that rule it out. The weights say what distinguishes a class
+report names counts its weight. `unless` names concepts that rule it out. The weights reflect what distinguishes a class
 from its neighbours: a concept that only one class has weighs 3, one that two or three share 1 or 2.
 """
 

@@ -1,4 +1,4 @@
-"""Blocks that nobody owns or that wait for somebody, as audits, connectors and outer tiers report them."""
+"""Blocks without an owner or with one that waits, as audits, connectors and outer tiers report them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def slots_leaked(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
-    """The pool stays in use with nothing running, and a connector delays frees."""
+    """Yield a pool that stays in use with nothing running, while a connector delays frees."""
     idle = _idle_end(view.samples, view.settings(IDLE_FLOOR))
     delayed = view.lines("free_delayed")
     if len(idle) < HELD_LINES or not (delayed or view.mentioned("connector_named") or "kv_connector" in view.facts):
@@ -169,7 +169,7 @@ def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def _idle_end(samples: Sequence[Sample], least_usage: float) -> list[Sample]:
-    """The last lines with nothing running or waiting and blocks in use."""
+    """Return the last lines with nothing running or waiting and blocks in use."""
     idle: list[Sample] = []
     for sample in reversed(samples):
         if sample.running or sample.waiting or sample.deferred or (sample.usage or 0) <= least_usage:
@@ -179,7 +179,7 @@ def _idle_end(samples: Sequence[Sample], least_usage: float) -> list[Sample]:
 
 
 def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
-    """The connector released blocks that nobody had fetched by the end of their lease."""
+    """Yield blocks that the connector released unfetched at the end of their lease."""
     lines = [line for line in view.lines("lease_expired") if not number_of(line, "readers")]
     if not lines:
         return
@@ -208,7 +208,7 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def stale_reads(view: WrittenView) -> Iterator[TextJudgement]:
-    """A decode worker fetched blocks of a request that the prefill side had released."""
+    """Yield fetches by a decode worker of blocks that the prefill side had released."""
     lines = view.lines("stale_read")
     if not lines:
         return
@@ -237,7 +237,7 @@ def stale_reads(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
-    """An outer tier in which every item is pinned."""
+    """Yield an outer tier in which every item is pinned."""
     states = [line for line in view.lines("tier_state") if number_of(line, "items")]
     full = [line for line in states if (number_of(line, "pinned") or 0) >= (number_of(line, "items") or 1)]
     stuck = view.lines("tier_has_no_candidates")

@@ -14,7 +14,7 @@ from kvscope.monitor.planning.start_remedies import RefusedNumbers, pool_sentenc
 DEFAULT_RELEASE: Final = (0, 33)
 EIGHT_BIT_DTYPES: Final = ("fp8", "fp8_e4m3", "fp8_e5m2")
 DEFAULT_SHARE: Final = 0.9
-"""Of vLLM up to 0.31."""
+"""The default of vLLM up to 0.31."""
 MOST_SHARES: Final = 2
 
 

@@ -1,5 +1,4 @@
-"""Pools that are too small, full, or empty, and blocks that are too large, by what statistics and start-up"
-" lines say."""
+"""Pools that are too small, full, or empty, and blocks that are too large, by statistics and start-up lines."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from kvscope.monitor.text import counted, percent
 NEARLY_EMPTY: Final = Threshold(
     0.5, "of the pool", "half of the pool is free and no request waits: memory is not the limit"
 )
-"""Of held.not-memory."""
+"""A threshold of held.not-memory."""
 STANDING_USAGE: Final = Threshold(
     0.1, "of the pool", "nine tenths are free, so memory is not what is missing, even where no token is computed"
 )
-"""Of held.not-memory."""
+"""A threshold of held.not-memory."""
 LINES_IN_A_ROW: Final = 2
 """Not a threshold: one line shows a state, and two that it lasts."""
 REPEATED_PREEMPTIONS: Final = 51
@@ -36,7 +35,7 @@ _MORE_MEMORY: Final = (
 
 
 def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
-    """The pool holds less than one request of the length that is allowed, and the engine started all the same."""
+    """Yield a pool smaller than one request of the allowed length, in an engine that started all the same."""
     capacity, longest = capacity_tokens(view.facts), _longest_request(view)
     if capacity is None or longest is None or capacity >= longest or view.lines(*REFUSAL_LINES):
         return
@@ -70,7 +69,7 @@ def _longest_request(view: WrittenView) -> int | None:
 
 
 def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
-    """A request that the report sizes is larger than the pool that the engine prints."""
+    """Yield a request that the report sizes above the pool that the engine prints."""
     capacity = capacity_tokens(view.facts)
     told = [
         line for line in view.reported.of("request_size") if capacity and (number_of(line, "tokens") or 0) > capacity
@@ -106,7 +105,7 @@ def _waits_unserved(samples: Sequence[Sample]) -> bool:
 
 
 def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
-    """The engine preempts or retracts for want of space, and somebody notices."""
+    """Yield preemptions or retractions for lack of space that a person noticed."""
     lines = view.lines(
         "request_preempted",
         "requests_retracted",
@@ -195,7 +194,7 @@ def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
-    """An answer that goes on and on, and an engine that is well."""
+    """Yield an answer without an end from a healthy engine."""
     said = view.phrases("endless_output")
     if not said:
         return
@@ -220,7 +219,7 @@ def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
-    """Somebody finds it slow or stuck while nine tenths of the pool are free."""
+    """Yield a complaint about a slow or stuck engine while nine tenths of the pool are free."""
     samples = [
         sample
         for sample in view.samples
@@ -290,7 +289,7 @@ def block_above_prompts(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
-    """Counters with look-ups and without a hit, for prompts that are said to share a prefix."""
+    """Yield counters with look-ups and without a hit, for prompts that share a prefix according to the report."""
     reads = view.reported.of("metric_read")
     queries = [
         line
@@ -334,7 +333,7 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
-    """The scheduler has nothing to do while clients wait."""
+    """Yield a scheduler with nothing to do while clients wait."""
     idle = bool(view.samples) and view.samples[-1].running == 0 and view.samples[-1].waiting == 0
     said = view.phrases("unanswered")
     if not (idle and said and view.said("front_end", "answers_health")):
@@ -363,7 +362,7 @@ def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
-    """Somebody asks where the memory went, and the text names no trouble."""
+    """Yield a question about memory use in a text that names no problem."""
     pool = next(
         (
             view.facts[name]

@@ -28,7 +28,7 @@ PURPOSES_OF_SUGGESTIONS: Final = {
 
 
 def graphs_above_the_share(view: WrittenView) -> Iterator[TextJudgement]:
-    """A report on missing memory, and a profile whose pool left no room for graphs within the share.
+    """Yield a report on missing memory with a profile whose pool left no room for graphs within the share.
 
     The sums alone are no problem: most devices have that room outside the share.
     """

@@ -1,4 +1,4 @@
-"""Engines that did not start, and devices that ran out of memory, as their own lines say."""
+"""Failed starts, and devices that ran out of memory, according to the engine's own lines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ REFUSAL_LINES: Final = ("refused_for_length", "refused_without_pool", "refused_f
 MOST_ELSEWHERE: Final = Threshold(
     0.1, "of the device", "what a CUDA context and a display take beside the engine is less"
 )
-"""Of sizing.other-process."""
+"""A threshold of sizing.other-process."""
 
 LEAST_WORKERS: Final = 2
 """Not a threshold: a single worker has no other to differ from."""
 MUCH_LARGER: Final = Threshold(
     1.5, "times", "pipeline stages differ by a layer or an embedding, devices of another size by more"
 )
-"""Of sizing.smallest-worker."""
+"""A threshold of sizing.smallest-worker."""
 
 
 def refused_start(view: WrittenView) -> Iterator[TextJudgement]:
-    """The engine names what one request, or the pool, lacks, and stops."""
+    """Yield a start that the engine refused, naming the shortage of one request or of the pool."""
     lines = view.lines(*REFUSAL_LINES)
     if not lines or view.samples:
         return
@@ -134,7 +134,7 @@ def other_process(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def _held_by_others(line: ReportedEvent) -> float:
-    """The share of the device that is neither free nor this process's, if the error has the numbers."""
+    """Return the share of the device that is neither free nor this process's, if the error has the numbers."""
     total, free = number_of(line, "total_gib"), number_of(line, "free_gib")
     own = number_of(line, "this_process_gib") or (
         number_of(line, "in_use_gib") if line.fields.get("processes") == 1 else None
@@ -175,7 +175,7 @@ def smallest_worker(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def ran_out_of_memory(view: WrittenView) -> Iterator[TextJudgement]:
-    """An out-of-memory error, by what the engine did then: loading, profiling, capturing graphs or serving."""
+    """Yield an out-of-memory error, by the phase of the engine: loading, profiling, capturing graphs or serving."""
     lines = view.lines("out_of_memory")
     if not lines or any(_held_by_others(line) > view.settings(MOST_ELSEWHERE) for line in lines):
         return
@@ -210,7 +210,7 @@ def ran_out_of_memory(view: WrittenView) -> Iterator[TextJudgement]:
 
 
 def _phase_of_failure(view: WrittenView, lines: Sequence[ReportedEvent]) -> tuple[str, bool, str]:
-    """The code, whether the text shows the phase, and the sentence on it."""
+    """Return the code, whether the text shows the phase, and the sentence on it."""
     if view.lines("frame_of_weights"):
         return (
             "sizing.elsewhere",
@@ -244,7 +244,7 @@ def _sums(line: ReportedEvent) -> str:
 
 
 def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
-    """A profile without graphs, and somebody who sees their capture fail."""
+    """Yield a profile without graphs with a person's report of a failed capture."""
     rest, taken = view.number("kv_cache_reserved_gib"), view.number("memory_graphs_gib")
     told = view.phrases("out_of_memory")
     captured = view.lines("graphs_captured")

@@ -18,7 +18,7 @@ from kvscope.monitor.text import counted, duration
 
 
 class SilentTail(NamedTuple):
-    """What follows the last statistics: for how long, and for how long after the first request that came since."""
+    """The time after the last statistics: its length, and the part after the first request that came since."""
 
     seconds: float
     requests: int = 0
@@ -51,7 +51,7 @@ NO_TAIL: Final = SilentTail(0.0)
 
 
 def silent_tail(view: WrittenView) -> SilentTail:
-    """Return what follows the engine's last statistics in its run; NO_TAIL if nothing shows time."""
+    """Return what follows the engine's last statistics in its run, or NO_TAIL if nothing shows time."""
     last = view.samples[-1]
     end = _run_end_ns(view, line_number(last.position))
     goes_on, requests = view.facts.get("last_stamp"), view.facts.get("requests_since_statistics")
@@ -72,8 +72,8 @@ def silent_tail(view: WrittenView) -> SilentTail:
 
 
 def _run_end_ns(view: WrittenView, last_line: int) -> int | None:
-    """Return when the engine was ended or started anew after its last statistics, 0 if that line has no time; None if
-    it was not.
+    """Return when the engine ended or restarted after its last statistics, 0 if that line has no time, or None if it
+    did neither.
     """
     ended = [line for line in view.lines(*RUN_ENDS) if line_number(line.position) > last_line]
     return min(ended, key=lambda line: line_number(line.position)).at_ns or 0 if ended else None

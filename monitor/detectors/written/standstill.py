@@ -61,7 +61,9 @@ _WONT_HELP: Final = (
 
 
 def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
-    """Steps stopped with requests running: two lines of no token, or one that others' lines confirm or follow."""
+    """Yield steps that stopped with requests running: two lines of no token, or one that others' lines confirm or
+    follow.
+    """
     if view.mentioned("start_up") and not view.samples and not view.mentioned("start_up_done", *TIMEOUTS):
         return
     if view.number("halted"):
@@ -135,7 +137,7 @@ def _usage_moves_with_tokens(before: Sequence[Sample]) -> bool:
 
 
 def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
-    """The last lines, as far as they say that requests run and no token was computed."""
+    """Return the last lines, as far as they show running requests and no computed token."""
     still: list[Sample] = []
     for sample in reversed(samples):
         no_token = sample.generation_tokens_per_s == 0 and not sample.prompt_tokens_per_s
@@ -146,8 +148,8 @@ def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: float, silent_s: float = 0.0) -> float:
-    """How long, the interval before the first line and the silence after the last included; 0 if this engine has paused
-    as long before.
+    """Return how long, the interval before the first line and the silence after the last included, or 0 if this engine
+    has paused as long before.
     """
     if not still:
         return 0.0
@@ -166,7 +168,7 @@ def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: 
 
 
 def _moves_on(samples: Sequence[Sample], others: Sequence[ReportedEvent], still: Sequence[Sample]) -> bool:
-    """Whether tokens are computed after what the other lines say."""
+    """Return whether tokens are computed according to the other lines."""
     if still or not others or not samples:
         return False
     last = samples[-1]
@@ -243,7 +245,7 @@ def _by_whom(others: Sequence[ReportedEvent]) -> str:
 
 
 def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
-    """The engine's process reported its end, or the front end noticed it."""
+    """Yield the end of the engine's process, reported by itself or noticed by the front end."""
     died = view.lines("engine_died", "worker_died")
     timed_out = view.lines(*TIMEOUTS)
     if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", "freed_twice", "free_list_broken"):

@@ -1,4 +1,4 @@
-"""What the text of a log or a report shows of one engine, as the functions of this package ask for it."""
+"""A view of one engine in the text of a log or a report, for the functions of this package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.text_events import SAID_PREFIX
 
 MOST_QUOTED_LINES: Final = 4
-"""Of the lines that a verdict rests on, so many are quoted."""
+"""The most lines quoted of those that a verdict rests on."""
 COMPLAINTS: Final = (
     "stuck",
     "waits_unserved",
@@ -33,7 +33,7 @@ COMPLAINTS: Final = (
     "crashes",
     "asks_for_help",
 )
-"""Concepts that say something is wrong; the others only describe."""
+"""Concepts that report a problem. The others only describe."""
 
 
 class WrittenView:
@@ -47,7 +47,7 @@ class WrittenView:
         self.samples: Sequence[Sample] = [sample for sample in ledger.samples if sample.source == "log"]
 
     def lines(self, *names: str) -> list[ReportedEvent]:
-        """The engine's own lines of these classes that were kept."""
+        """Return the engine's own lines of these classes."""
         return [event for event in self.reported.of(*names) if not event.told]
 
     def said(self, *concepts: str) -> bool:
@@ -55,7 +55,7 @@ class WrittenView:
         return any(SAID_PREFIX + concept in self.reported for concept in concepts)
 
     def phrases(self, *concepts: str) -> list[ReportedEvent]:
-        """The phrases that name them."""
+        """Return the phrases that name them."""
         return self.reported.of(*(SAID_PREFIX + concept for concept in concepts))
 
     def mentioned(self, *names: str) -> bool:
@@ -63,33 +63,33 @@ class WrittenView:
         return any(name in self.reported for name in names)
 
     def is_report(self) -> bool:
-        """Whether somebody complains in their own words."""
+        """Return whether a person complains in their own words."""
         return self.said(*COMPLAINTS)
 
     def number(self, name: str) -> float | None:
-        """A fact's number, None if there is none."""
+        """Return a fact's number, or None if there is none."""
         fact = self.facts.get(name)
         return None if fact is None or isinstance(fact.value, str) else float(fact.value)
 
     def last_line_number(self) -> int:
-        """The last line that a sample was read on; 0 if there is none."""
+        """Return the last line that a sample was read on, or 0 if there is none."""
         return max((line_number(sample.position) for sample in self.samples), default=0)
 
 
 def line_number(position: str) -> int:
-    """The line of a position NAME:LINE; 0 for another position."""
+    """Return the line of a position NAME:LINE, or 0 for another position."""
     number = position.rpartition(":")[2]
     return int(number) if number.isdigit() else 0
 
 
 def number_of(event: ReportedEvent, name: str) -> float | None:
-    """A number of the line, None if the line does not have it."""
+    """Return a number of the line, or None if the line does not have it."""
     value = event.fields.get(name)
     return None if value is None or isinstance(value, str) else float(value)
 
 
 def quotes(events: Sequence[ReportedEvent]) -> tuple[Evidence, ...]:
-    """The lines themselves, the first and the last of many."""
+    """Return the lines themselves, the first and the last of many."""
     shown = [*events[: MOST_QUOTED_LINES - 1], events[-1]] if len(events) > MOST_QUOTED_LINES else events
     return tuple(
         Evidence("quoted_text", event.quote, "", "report" if event.told or _is_phrase(event) else "log", event.position)
@@ -98,13 +98,13 @@ def quotes(events: Sequence[ReportedEvent]) -> tuple[Evidence, ...]:
 
 
 def seconds_between(first: Sample, last: Sample, lines: int) -> float:
-    """Time between two samples of a log; without stamps, by vLLM's interval."""
+    """Return the time between two samples of a log, by vLLM's interval if they have no stamps."""
     apart = apart_s(first, last)
     return apart if apart is not None else (lines - 1) * DEFAULT_INTERVAL_S
 
 
 def interval_of(samples: Sequence[Sample]) -> float:
-    """The usual time between lines of statistics."""
+    """Return the usual time between lines of statistics."""
     gaps = sorted(gap for one, two in pairwise(samples) if (gap := apart_s(one, two)))
     return gaps[len(gaps) // 2] if gaps else DEFAULT_INTERVAL_S
 

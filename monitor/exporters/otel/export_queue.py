@@ -1,5 +1,5 @@
-"""A bounded queue before an exporter, in a thread of its own: what does not arrive is tried again, what is lost is
-counted, and nobody waits.
+"""A bounded queue before an exporter, in a thread of its own: failed exports are retried, losses are counted, and no
+caller waits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Pace(NamedTuple):
 
 
 class Reasons(logging.Handler):
-    """What exporters last said, in each thread. They say it at every try; it is told once, and the figures count.
+    """The last log lines of exporters, in each thread. They repeat the line at every try. It is logged once, and the
+    counters show the rest.
 
-    Of two lines the one before the last is kept too: it says why, and the last that it was given up.
+    The line before the last gives the reason, and the last only that the exporter gave up, so both are kept.
     """
 
     def __init__(self) -> None:
@@ -50,12 +51,12 @@ class Reasons(logging.Handler):
         self._said[record.threadName or ""].append(record.getMessage())
 
     def here(self) -> str:
-        """What was said last in this thread."""
+        """Return the last reason in this thread."""
         return " ".join(self._said[threading.current_thread().name]) or "no reason is known"
 
     def stop(self) -> None:
-        """Listen no longer. It is not `close`, which logging calls of every handler that there is when it is configured
-        anew, as the web server does at its start.
+        """Listen no longer. It is not `close`, which logging calls on every handler when it is configured again, as the
+        web server does at its start.
         """
         logging.getLogger("opentelemetry.exporter").removeHandler(self)
         self.close()
@@ -64,7 +65,7 @@ class Reasons(logging.Handler):
 class ExportSender(Generic[Item]):
     """Sends items of one `signal`, `batch` at a time at most, made into what the exporter takes by `encode`.
 
-    Each item has a weight; items of `capacity` in all may wait. When more come, the oldest are dropped.
+    Each item has a weight. Items of `capacity` in all may wait. When more come, the oldest are dropped.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class ExportSender(Generic[Item]):
             self._changed.notify()
 
     def close(self) -> None:
-        """Send what waits, for a few seconds at most; what is left is dropped."""
+        """Send the waiting items, for a few seconds at most, and drop the rest."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -135,7 +136,7 @@ class ExportSender(Generic[Item]):
                     return
 
     def _deliver(self, items: list[Item]) -> bool:
-        """Try until it has arrived; False when that is given up."""
+        """Try until it has arrived. Return False after giving up."""
         batch = self._encode(items)
         if not batch:
             return True

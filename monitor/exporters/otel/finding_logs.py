@@ -27,7 +27,7 @@ OTEL_SEVERITIES: Final[Mapping[Severity, tuple[str, SeverityNumber]]] = {
 def log_of(transition: Transition, culprit: SpanContext | None, resource: Resource) -> ReadableLogRecord:
     """One transition. `culprit`: the root span of a request that it is about, if there is one.
 
-    The finding's own severity is an attribute; that of the record is INFO when it is resolved.
+    The finding's own severity is an attribute. The record's is INFO when it is resolved.
     """
     report = transition.finding.report()
     text, number = OTEL_SEVERITIES[report.severity if transition.to == "firing" else "info"]

@@ -1,6 +1,6 @@
 """The families of /metrics as OTLP's metrics: whatever the collector gives, and no list of our own.
 
-A counter is a monotonic sum, a histogram a histogram; both are cumulative. OTLP has no histogram that falls, so the
+A counter is a monotonic sum, a histogram a histogram. Both are cumulative. OTLP has no histogram that falls, so the
 buckets of a gaugehistogram are gauges by the names that the page gives them. Names stay, but for a counter's `_total`.
 """
 
@@ -29,7 +29,7 @@ from prometheus_client.samples import Sample
 from kvscope.monitor.exporters.otel.request_spans import SCOPE
 
 OTEL_UNITS: Final = {"seconds": "s", "bytes": "By"}
-"""By the last word of a name; without one a unit is left out, so that nobody puts one into the name."""
+"""By the last word of a name. Without one the unit is left out, so that no backend puts one into the name."""
 Labels = tuple[tuple[str, str], ...]
 
 

@@ -1,4 +1,4 @@
-"""What the service has: lives in, traces, log records and metrics out."""
+"""The OpenTelemetry exporter: request events in, traces, log records and metrics out."""
 
 from __future__ import annotations
 
@@ -31,19 +31,23 @@ from kvscope.monitor.pipeline import EndedRequest, Pipeline
 from kvscope.monitor.state.records import RequestState
 
 METRICS_EVERY_S: Final = 15.0
-"""As often as Prometheus is commonly told to scrape."""
+"""The usual scrape interval of Prometheus."""
 NOTE_EVERY_S: Final = 1.0
-"""Whom findings name: they grow, and are judged twice a second."""
+"""Requests that findings name: they grow, and detectors run twice a second."""
 SPAN_EVENTS: Final = 400_000
-"""Of requests that wait to be sent as spans: 30 s of 1,000 requests a second with a dozen events each; 100 MB or so."""
+"""Bound on the events of requests that wait to be sent as spans: 30 s of 1,000 requests a second with a dozen events
+each, about 100 MB.
+"""
 LOGS: Final = 10_000
 POINTS: Final = 100_000
-"""Of metrics: minutes of a fleet's."""
+"""Bound on metric points: minutes of a fleet's."""
 
 
 @dataclass(frozen=True)
 class OtelConfig:
-    """Where to send to; how much of what nothing is to be said of (0 to 1); how often metrics, and failed tries."""
+    """The endpoint, the share of unremarkable requests to keep (0 to 1), the interval of metrics, and the interval of
+    retries.
+    """
 
     url: str
     sample: float = 1.0
@@ -65,7 +69,7 @@ class _KeptRequest(NamedTuple):
 class OtelOutlet:
     """Sends all of it to one endpoint. Raises BadEndpoint.
 
-    `collect` gives the families of /metrics; it may say what this outlet itself has sent (`figures`).
+    `collect` gives the families of /metrics, which may include the counters of this outlet itself (`figures`).
     """
 
     def __init__(self, config: OtelConfig, watch: Pipeline, collect: Callable[[], Iterable[Family]]) -> None:
@@ -96,11 +100,11 @@ class OtelOutlet:
         self._measuring.start()
 
     def follow(self, records: Iterable[Record]) -> None:
-        """Note what these say of requests: before the watch is fed with them, which knows then who has ended."""
+        """Note the events of requests, before the watch takes them and knows which have ended."""
         self.lives.follow(records)
 
     def send(self, ended: Iterable[EndedRequest]) -> list[tuple[EndedRequest, SpanContext]]:
-        """Queue the traces that are kept of these; they, and the roots of their traces."""
+        """Queue the kept traces of these. Return them with the roots of their traces."""
         kept = []
         for one in ended:
             engine, record, offset = one
@@ -114,7 +118,7 @@ class OtelOutlet:
         return kept
 
     def tell(self, transitions: Iterable[Transition]) -> None:
-        """Queue a log record for each. To be called often, be there none: what is wrong is noted too."""
+        """Queue a log record for each. Call it often, even without transitions: it also notes current problems."""
         if time.monotonic() - self._noted_s >= NOTE_EVERY_S:
             self._noted_s = time.monotonic()
             with self._watch.locked():
@@ -124,7 +128,7 @@ class OtelOutlet:
             self._logs.put(log_of(transition, self._culprit(transition), self._resource))
 
     def figures(self) -> list[OtlpFigures]:
-        """Of each signal: what was sent, what waits, what was lost."""
+        """Return for each signal the sent, waiting and lost items."""
         return [
             OtlpFigures(sender.signal, sender.sent, sender.waiting, sender.dropped)
             for sender in (self._traces, self._logs, self._metrics)
@@ -159,7 +163,7 @@ class OtelOutlet:
         return (ledger.description.engine if ledger is not None else "") or "unknown"
 
     def _culprit(self, transition: Transition) -> SpanContext | None:
-        """The root span of the first request that it is about and that is still known."""
+        """Return the root span of the first request that it is about and that is still known."""
         judged = transition.finding.judgement
         with self._watch.locked():
             ledger = self._watch.fleet.engines.get(judged.engine)

@@ -1,4 +1,4 @@
-"""What /metrics says of it."""
+"""The schema of the exporters in /metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class OtlpFigures(NamedTuple):
-    """One signal: traces, logs or metrics. Items are requests, findings and snapshots; `waiting` is their weight."""
+    """One signal: traces, logs or metrics. Items are requests, findings and snapshots. `waiting` is their weight."""
 
     signal: str
     sent: int

@@ -1,8 +1,7 @@
 """Where it goes: an OTLP endpoint's address, and the exporters for it.
 
-    grpc://HOST:4317      OTLP/gRPC, in clear
-    grpcs://HOST:4317     OTLP/gRPC over TLS
-    http(s)://HOST:4318   OTLP/HTTP, protobuf; /v1/traces, /v1/logs and /v1/metrics are added
+    grpc://HOST:4317 OTLP/gRPC, in clear grpcs://HOST:4317 OTLP/gRPC over TLS http(s)://HOST:4318 OTLP/HTTP, protobuf.
+/v1/traces, /v1/logs and /v1/metrics are added
 
 Headers, certificates, compression and timeouts are set by OpenTelemetry's own environment (OTEL_EXPORTER_OTLP_…).
 """
@@ -23,22 +22,22 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from kvscope.monitor.errors import KvscopeError
 
 OTLP_TIMEOUT_S: Final = 5.0
-"""Of one try, if OTEL_EXPORTER_OTLP_TIMEOUT does not say: what does not answer by then is tried again."""
+"""Timeout of one try, unless OTEL_EXPORTER_OTLP_TIMEOUT gives another. A try without an answer by then is repeated."""
 _PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 
 
 class BadEndpoint(KvscopeError, ValueError):
-    """An address that cannot be sent to; the message says what may stand there."""
+    """An invalid address. The message names the valid forms."""
 
 
 class Exporter(Protocol):
-    """What the exporters have in common. `export` answers with an enum whose name is SUCCESS if all has arrived."""
+    """The interface of the exporters. `export` answers with an enum whose name is SUCCESS if all has arrived."""
 
     def export(self, batch: Any, /) -> Any:
         """Send it, within the timeout."""
 
     def shutdown(self) -> None:
-        """Send no more; a try that waits gives up."""
+        """Send no more. A try that waits gives up."""
 
 
 class Exporters(NamedTuple):
@@ -50,7 +49,7 @@ class Exporters(NamedTuple):
 
 
 def exporters_for(url: str) -> Exporters:
-    """Those for an address. Raises BadEndpoint."""
+    """Return the exporters for an address. Raises BadEndpoint."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,4 +1,4 @@
-"""What happened to each request that lives, kept as the stream comes, until it ends and its trace is made of it.
+"""The events of each live request, kept as the stream comes, until it ends and its trace is made of them.
 
 A scan of the batches for each request that ends would read seconds of a busy engine's stream again and again. So each
 event about a request is put with it when it comes: arrival, waits, preemptions, every step of its prefill, and of the
@@ -22,7 +22,7 @@ About = tuple[Position, int, Run]
 """An event about a request, with its place and its wall time, as kvscope.monitor.analysis.event_history has them."""
 
 MAX_EVENTS: Final = 2_000
-"""Kept of one request: one that is preempted for ever is told by its beginning."""
+"""Kept of one request: one with endless preemptions keeps its beginning."""
 MAX_ENDED_RECORDS: Final = 4_096
 MAX_LIVING: Final = 16_384
 
@@ -52,25 +52,25 @@ _TIMED_KINDS: Final = frozenset(
     int(kind)
     for kind in (Kind.CLOCK, Kind.STARTED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED, Kind.STOPPED)
 )
-"""Say their own time, which is that of what follows."""
+"""Kinds that carry their own time, which also applies to the events after them."""
 _ASIDE: Final = frozenset(int(kind) for kind in (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED))
-"""Say their own time, which is nobody else's."""
+"""Kinds that carry their own time, which applies to no other event."""
 _LEAST_RECORDED_ARGS: Final = {int(kind): sum(not name.endswith("*") for name in f.args) for kind, f in SCHEMA.items()}
 _PROGRESSED_KIND, _ADMITTED, _FINISHED_KIND = int(Kind.PROGRESSED), int(Kind.ADMITTED), int(Kind.FINISHED)
 _PREEMPTED, _BEGINS = int(Kind.PREEMPTED), (int(Kind.RECEIVED), int(Kind.ARRIVED))
 
 
 class RecordedRequest(NamedTuple):
-    """All that was heard of a request, and the ids of the other requests that are in it."""
+    """All events of a request, and the ids of the other requests that are in it."""
 
     about: list[About]
     names: dict[int, str]
     cut: int
-    """Events that were not kept, as there were too many, and times that some were lost on the way."""
+    """Events that were dropped, as there were too many, and the number of losses on the way."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether its beginning was heard, and nothing was left out."""
+        """Whether its events are complete from the beginning."""
         return bool(self.about) and self.about[0][2].kind in _BEGINS and not self.cut
 
 
@@ -78,14 +78,14 @@ NOT_RECORDED: Final = RecordedRequest([], {}, 0)
 
 
 class Lives:
-    """Those of all requests of all engines. Thread-safe."""
+    """The recorded requests of all engines. Thread-safe."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
         self._lock = threading.Lock()
 
     def follow(self, records: Iterable[Record]) -> None:
-        """Keep what these say of requests. Nothing that an engine can say makes this raise."""
+        """Keep the events of requests. No record from an engine makes this raise."""
         with self._lock:
             for record in records:
                 if isinstance(record, Batch) and record.sequence != ADDED_BY_SOURCE:
@@ -95,7 +95,7 @@ class Lives:
                     engine.follow(record)
 
     def take(self, engine: str, number: int) -> RecordedRequest:
-        """What is kept of a request that has ended; it is not kept any longer."""
+        """Remove and return the record of a request that has ended."""
         with self._lock:
             known = self._engines.get(engine)
             return known.ended.pop(number, NOT_RECORDED) if known is not None else NOT_RECORDED
@@ -114,7 +114,7 @@ class _Engine:
         self._others: dict[int, dict[int, str]] = {}
         self._names: dict[int, str] = {}
         self._outputs_before: dict[int, int] = {}
-        """Of those in prefill: how many tokens of output each had when it was let in."""
+        """Requests in prefill: how many tokens of output each had when it was admitted."""
         self._moved: dict[int, tuple[Position, int, int, int]] = {}
         """The last step of each: where, when, computed tokens, output tokens. Not yet among what is kept."""
 
@@ -160,7 +160,7 @@ class _Engine:
             i += n_ids
 
     def _prefilled(self, number: int) -> None:
-        """A step of a prefill; with a new token of output it was the last."""
+        """Note a step of a prefill. With a new token of output it was the last."""
         if self._moved[number][3] > self._outputs_before[number]:
             del self._outputs_before[number]
         self._keep_last_step(number)

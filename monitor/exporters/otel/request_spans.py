@@ -1,4 +1,4 @@
-"""A request that ended, as a tree of spans that tells its story: the phases of its life, and what happened in each.
+"""A request that ended, as a tree of spans: its phases, and the events in each.
 
     chat tiny                               the request; its parent is the caller's span
     ├ front end                             until the scheduler had it
@@ -14,7 +14,7 @@
     └ decode
 
 gen_ai.* attributes are those of the GenAI conventions (https://github.com/open-telemetry/semantic-conventions-genai),
-gen_ai.latency.* vLLM's; kvscope.* are ours.
+gen_ai.latency.* vLLM's. kvscope.* are ours.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FINISH_REASONS: Final[Mapping[int, str]] = {
     RequestStatus.FINISHED_ERROR: "error",
     RequestStatus.FINISHED_REPETITION: "repetition",
 }
-"""As vLLM tells its clients."""
+"""The reasons that vLLM reports to its clients."""
 
 Attributes = dict[str, Any]
 
@@ -60,9 +60,10 @@ def spans_of(
     why: str,
     resource: Resource,
 ) -> list[ReadableSpan]:
-    """The trace of `record`, the root first. `provider`: the kind of engine; `why`: its trace is kept.
+    """Return the trace of `record`, the root first. `provider`: the kind of engine. `why`: the reason to keep its
+    trace.
 
-    Empty if nobody knows when it began: a span from nowhere would be a lie.
+    The list is empty if its beginning is unknown: a span with an invented start would be wrong.
     """
     began, ended = record.received_ns or record.arrived_ns, record.finished_ns
     if not began or not ended:
@@ -109,7 +110,7 @@ class _Tree:
         parent: SpanContext | None = None,
         status: Status | None = None,
     ) -> SpanContext:
-        """One more, `under` another of the tree; None adds the root, whose parent is elsewhere."""
+        """Add a span under the span `under` of the tree. With None it adds the root, whose parent is elsewhere."""
         context = self.root if under is None else child_of(self.root, len(self.spans))
         self.spans.append(
             ReadableSpan(
@@ -194,8 +195,8 @@ def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Seque
 
 
 def _step_attributes(about: Iterable[About], phase: Phase) -> tuple[bool, list[_Step]]:
-    """Of a running phase: whether it begins in prefill; then where the request was at its beginning, and after each
-    step of it that is known.
+    """Return for a running phase whether it begins in prefill, and the request's progress at its beginning and after
+    each known step.
     """
     prefills, outputs_before = False, 0
     last = _Step(phase.since_ns, 0, 0)
@@ -241,7 +242,7 @@ def _load_event(about: Iterable[About], phase: Phase) -> Attributes:
 
 
 def operation_of(record: RequestState) -> str:
-    """The convention's name for what was asked, by the id that OpenAI's servers give."""
+    """Return the convention's name for the operation, by the id that OpenAI's servers give."""
     return "chat" if record.id.startswith("chatcmpl-") else "text_completion"
 
 

@@ -1,7 +1,7 @@
-"""Whose trace is kept, and why: all that somebody may want to look into, and a share of the rest.
+"""Which traces are kept, and why: all that users may want to inspect, and a share of the rest.
 
-It is decided when a request ends, when all is known of it. The share is decided by the trace's id, as OpenTelemetry's
-TraceIdRatioBased does, so that services with the same share keep the same traces.
+The decision comes when a request ends, with all data. The trace's id decides the share, as in OpenTelemetry's
+TraceIdRatioBased, so that services with the same share keep the same traces.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from kvscope.monitor.ledger.latency import SERVED
 from kvscope.monitor.state.records import RequestState
 
 SLOW_FIRST_TOKEN_S: Final = 5.0
-"""From arrival to the first token, or to the end without one. Who chats waits a second or two; a prompt that fills a
-whole context window is computed in less on the hardware that it is served by. What takes longer stood somewhere."""
+"""From arrival to the first token, or to the end without one. Chat users wait a second or two. Even a prompt that fills
+a whole context window takes less on the hardware that serves it. A longer time means that it stood still somewhere.
+"""
 PER_TOKEN_S: Final = 0.2
 """Between two tokens, on average over the request. People read about five words a second: from here on the text comes
 slower than it is read."""
@@ -28,15 +29,15 @@ _RATIO_BITS: Final = (1 << 64) - 1
 
 
 class Sampling:
-    """Keeps `share` (0 to 1) of what nothing is to be said of."""
+    """Keeps `share` (0 to 1) of the unremarkable requests."""
 
     def __init__(self, share: float = 1.0) -> None:
         self._bound = round(share * (_RATIO_BITS + 1))
         self._culprits: dict[tuple[str, str], str] = {}
-        """What a finding named, by engine and request id, and its code: until it ends."""
+        """Requests that a finding named, by engine and request id, with its code, until they end."""
 
     def note(self, findings: Iterable[Finding]) -> None:
-        """What is wrong now names requests, whose traces are kept when they end."""
+        """Note the requests that current findings name, to keep their traces when they end."""
         for finding in findings:
             judged = finding.judgement
             if severity_at_least(finding.severity, "warning"):
@@ -46,7 +47,7 @@ class Sampling:
 
     def why(self, engine: str, record: RequestState, told: RecordedRequest, trace_id: int) -> str:
         """Why the trace of a request that ended is kept: failed, finding CODE, stuck, preempted, slow, or share of the
-        rest; empty if it is not.
+        rest, or an empty string if it is not.
         """
         code = self._culprits.pop((engine, record.id), "")
         if record.status not in SERVED:

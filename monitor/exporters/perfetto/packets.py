@@ -1,4 +1,5 @@
-"""Tracks, slices, counters and instants, as packets of a Perfetto trace: https://perfetto.dev/docs/reference/synthetic-track-event
+"""Writes tracks, slices, counters and instants, as packets of a Perfetto trace:
+https://perfetto.dev/docs/reference/synthetic-track-event
 
 The packets of one trace need not be in order of time: the trace processor sorts them. On one track they are.
 """
@@ -20,13 +21,13 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 _SEQUENCE: Final = 1
-"""Of packets: who wrote them. Only we do."""
+"""The packet sequence of this writer, the only one. Only we do."""
 
 Arguments = Mapping[str, str | int]
 
 
 class Packets:
-    """Writes the packets of a trace to `out` as they are made. All times are wall ns; tracks are named by number."""
+    """Writes the packets of a trace to `out` as they are made. All times are wall ns. Tracks are named by number."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = StreamingTraceProtoBuilder(out)
@@ -34,7 +35,7 @@ class Packets:
         self._is_first = True
 
     def process(self, name: str, at_ns: int) -> int:
-        """A process's own track; the first says that the trace's clock, which began at boot, is the wall's."""
+        """Add a process's own track. The first states that the trace's clock, which began at boot, is the wall's."""
         if self._is_first:
             clocks = self._packet(at_ns)
             for clock in (BUILTIN_CLOCK_BOOTTIME, BUILTIN_CLOCK_REALTIME):
@@ -47,7 +48,7 @@ class Packets:
         return self._describe(described)
 
     def group(self, parent: int, name: str, rank: int) -> int:
-        """A track under a process, in the place `rank`: those under it are in order of their first event."""
+        """Add a track under a process, in the place `rank`: those under it are in order of their first event."""
         return self._describe(
             TrackDescriptor(
                 uuid=next(self._tracks),
@@ -59,7 +60,7 @@ class Packets:
         )
 
     def track(self, parent: int, name: str) -> int:
-        """A track under a group, which is its own even where another has its name."""
+        """Add a track under a group, which is its own even where another has its name."""
         return self._describe(
             TrackDescriptor(
                 uuid=next(self._tracks),
@@ -70,22 +71,22 @@ class Packets:
         )
 
     def counter(self, parent: int, name: str, unit: str) -> int:
-        """A counter under a group; those with the same unit share their scale."""
+        """Add a counter under a group. Counters with the same unit share their scale."""
         described = TrackDescriptor(uuid=next(self._tracks), parent_uuid=parent, name=name)
         described.counter.CopyFrom(CounterDescriptor(unit_name=unit, y_axis_share_key=unit))
         return self._describe(described)
 
     def slice(self, track: int, name: str, since_ns: int, until_ns: int, arguments: Arguments) -> None:
-        """What lasted, with what is to be said of it."""
+        """Add an event with a duration, with its arguments."""
         self._event(track, TrackEvent.TYPE_SLICE_BEGIN, since_ns, name, arguments)
         self._event(track, TrackEvent.TYPE_SLICE_END, until_ns)
 
     def instant(self, track: int, name: str, at_ns: int, arguments: Arguments) -> None:
-        """What happened, with what is to be said of it."""
+        """Add an event without a duration, with its arguments."""
         self._event(track, TrackEvent.TYPE_INSTANT, at_ns, name, arguments)
 
     def count(self, track: int, at_ns: int, value: int) -> None:
-        """What a counter was from then on."""
+        """Add the value of a counter from then on."""
         self._event(track, TrackEvent.TYPE_COUNTER, at_ns, value=value)
 
     def _event(

@@ -23,7 +23,9 @@ TRACE_HOLDERS: Final = ("free", "cached_idle", "running", "waiting", "finished",
 
 
 class Exported(NamedTuple):
-    """What a trace has: of which engine (empty: of none), how many requests, points of the counters, and findings."""
+    """The contents of a trace: its engine (empty: none), and the numbers of requests, points of the counters, and
+    findings.
+    """
 
     engine: str
     requests: int
@@ -39,7 +41,7 @@ def export(frames: Iterable[Frame], out: BinaryIO, settings: Settings) -> Export
 
 
 class _Request:
-    """One that is not over: its life so far, its name, whether it was announced that its end frees no blocks, and how
+    """A request that is not over: its phases so far, its name, whether its end was announced to free no blocks, and how
     many it had then.
     """
 
@@ -73,7 +75,7 @@ class _Exporter:
         self._epoch = 0
         self._texts: dict[int, str] = {}
         self._counted: dict[int, int] = {}
-        """What each counter has said last."""
+        """The last value of each counter."""
         self._point_ns = 0
 
     def read(self, frames: Iterable[Frame]) -> None:
@@ -88,7 +90,7 @@ class _Exporter:
         self._end_all()
 
     def _fed(self, frames: Iterable[Frame]) -> Iterator[Batch]:
-        """The batches that have events of the engine's own, each once everything until its end is judged."""
+        """Yield the batches with events of the engine's own, each once everything until its end is judged."""
         for frame in frames:
             if not self.engine:
                 if not frame.wall_ns:
@@ -122,7 +124,7 @@ class _Exporter:
         self._requests = packets.group(process, "Requests", 3)
 
     def _join(self, ledger: EngineLedger) -> None:
-        """Take over from a keyframe who is there; who is not there any more has ended while nobody looked."""
+        """Take over the requests of a keyframe. Requests that are missing from it ended in a gap."""
         state = ledger.state
         for number in [n for n in self._alive if n not in state.requests and n not in state.deferrals]:
             self._end(number, ledger.now_ns)
@@ -146,7 +148,7 @@ class _Exporter:
             self._end(number, self._ledger.now_ns)
 
     def _end(self, number: int, at_ns: int) -> None:
-        """Draw all of its life; its last phase lasts until then."""
+        """Draw all of its phases. The last lasts until then."""
         request = self._alive.pop(number)
         track = self._packets.track(self._requests, request.name)
         self.requests += 1

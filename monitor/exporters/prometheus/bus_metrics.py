@@ -1,4 +1,4 @@
-"""Whether what a service finds arrives in NATS, being filled; none of it of a service without `--nats`."""
+"""Whether findings arrive in NATS, being filled. It has no series in a service without `--nats`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class WatchCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; those of engines of one moment."""
+        """Collect all metrics, those of engines as of one time."""
         requests = RequestFamilies()
         of_engines = (PoolFamilies(), requests, WorkFamilies(), StreamFamilies())
         findings, sources, alerts, otlp = FindingFamilies(), SourceFamilies(), AlertFamilies(), OtlpFamilies()

@@ -15,12 +15,12 @@ from kvscope.monitor.ledger.histogram import Buckets, Histogram
 
 
 def gauge(name: str, says: str, *labels: str) -> GaugeMetricFamily:
-    """What is so now."""
+    """Make a family of current values."""
     return GaugeMetricFamily(f"kvscope_{name}", says, labels=("engine", *labels))
 
 
 def counter(name: str, says: str, *labels: str) -> CounterMetricFamily:
-    """What has happened so often; the page adds `_total` to the name."""
+    """Make a family of counts. The page adds `_total` to the name."""
     return CounterMetricFamily(f"kvscope_{name}", says, labels=("engine", *labels))
 
 
@@ -40,5 +40,5 @@ def add_histogram(family: HistogramMetricFamily, labels: tuple[str, ...], counts
 
 
 def as_told(buckets: Buckets) -> list[tuple[str, float]]:
-    """The bounds as Prometheus writes them."""
+    """Return the bounds as Prometheus writes them."""
     return [("+Inf" if isinf(bound) else str(bound), count) for bound, count in buckets]

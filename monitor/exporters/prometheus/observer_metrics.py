@@ -1,4 +1,4 @@
-"""Findings, how far to trust all that (the stream, its sources), and whether anybody is told of it."""
+"""Findings, the health of their inputs (the stream, its sources), and deliveries of notifications."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope.monitor.supervision import Supervisor
 
 
 class FindingFamilies:
-    """What is judged, being filled."""
+    """The findings, being filled."""
 
     def __init__(self) -> None:
         self.findings = gauge("findings", "Firing findings.", "code", "severity", "verdict")
@@ -48,7 +48,7 @@ class FindingFamilies:
 
 
 class StreamFamilies:
-    """What was lost of an engine's stream, and whether the engine is there, being filled."""
+    """The losses of an engine's stream, and whether the engine is there, being filled."""
 
     def __init__(self) -> None:
         self.lost = counter("stream_batches_lost", "Event batches lost for good, by the stage that lost them.", "stage")
@@ -73,7 +73,7 @@ class StreamFamilies:
 
 
 class SourceFamilies:
-    """What the service reads, and what that costs it, being filled. These belong to no engine."""
+    """The sources of the service, and their cost, being filled. These belong to no engine."""
 
     def __init__(self) -> None:
         self.in_step = GaugeMetricFamily(
@@ -137,7 +137,7 @@ class WorkerFamilies:
 
 
 class AlertFamilies:
-    """Whether alerts arrive, being filled; none of it of a service that sends none."""
+    """Deliveries of alerts, being filled. They have no series in a service that sends none."""
 
     def __init__(self) -> None:
         self.deliveries = CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""What was sent by OpenTelemetry, and what of it was lost; and traces beside the buckets of /metrics."""
+"""Items sent and lost by OpenTelemetry, and traces beside the buckets of /metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOUNDS: Final = {"queue": LATENCY_BOUNDS_S, "first_token": LATENCY_BOUNDS_S, "p
 
 
 class OtlpFamilies:
-    """What is sent by OpenTelemetry, being filled; none of it of a service that sends nothing so."""
+    """Items sent by OpenTelemetry, being filled. They have no series in a service that does not use it."""
 
     def __init__(self) -> None:
         self.sent = CounterMetricFamily(
@@ -53,7 +53,7 @@ class Exemplars:
         self._lock = threading.Lock()
 
     def note(self, engine: str, record: RequestState, finished_s: float, trace_id: int, span_id: int) -> None:
-        """One has ended, at that wall time, whose trace can be looked at."""
+        """Note a request that ended at that wall time and has a stored trace."""
         labels = {"trace_id": f"{trace_id:032x}", "span_id": f"{span_id:016x}"}
         outcome = "served" if record.status in SERVED else "failed"
         with self._lock:

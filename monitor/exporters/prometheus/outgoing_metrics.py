@@ -11,14 +11,16 @@ from kvscope.monitor.history.archiver import ArchiveFigures
 
 
 class OutgoingFigures(NamedTuple):
-    """What is copied elsewhere; None for what is not asked for."""
+    """Copies to other systems, None for those that are not configured."""
 
     archive: ArchiveFigures | None = None
     remote_write: RemoteWriteFigures | None = None
 
 
 class OutgoingFamilies:
-    """What is copied elsewhere, being filled; no series of what is not asked for. These belong to no engine."""
+    """Copies to other systems, being filled, without series for those that are not configured. These belong to no
+    engine.
+    """
 
     def __init__(self) -> None:
         self.archived = CounterMetricFamily(

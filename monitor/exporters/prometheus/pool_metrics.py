@@ -1,4 +1,4 @@
-"""Blocks: by holder, by how long they stay, as they come and go; the prefix cache."""
+"""Blocks: by holder, by residency, as they come and go. The prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was added and removed while the service ran, and how its discoveries are."""
+"""Sources added and removed while the service ran, and the state of its discoveries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SourceChangeFigures(NamedTuple):
 
 
 class SourceChangeFamilies:
-    """What came and went, being filled. These belong to no engine."""
+    """Added and removed sources, being filled. These belong to no engine."""
 
     def __init__(self) -> None:
         self.changes = CounterMetricFamily(

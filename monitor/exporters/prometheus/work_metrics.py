@@ -1,4 +1,4 @@
-"""Steps, tokens, preemptions and what they cost; the memory bill; how the engine is configured."""
+"""Steps, tokens, preemptions and their cost, the memory breakdown, and the engine's configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvscope.monitor.exporters.prometheus.metric_families import counter, gauge
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 SUGGESTIONS = ("fit_requested", "use_all")
-"""What of a MEMORY event is advice, and not a part of the device."""
+"""Advice in a MEMORY event, which is no part of the device."""
 CONFIGURATION_LABELS = (
     "model",
     "version",

@@ -43,7 +43,7 @@ REFUSED: Final = (400, 409, 413, 415, 422)
 
 
 class RemoteWriteConfig(NamedTuple):
-    """Where points go. `token` is sent as a bearer token; a user and password may be in the URL."""
+    """Where points go. `token` is sent as a bearer token. A user and password may be in the URL."""
 
     url: str
     token: str = ""
@@ -61,7 +61,7 @@ class RemoteWriteFigures(NamedTuple):
     failures: int
     waiting_bytes: int
     waiting_s: float
-    """For how long the oldest request has waited; 0 without any."""
+    """For how long the oldest request has waited, 0 without any."""
 
 
 class RemoteWriter:
@@ -86,7 +86,7 @@ class RemoteWriter:
             raise ValueError(f"{directory} cannot be written: {error.strerror}; name another with --data") from error
         self._sent_path = directory / SENT_FILE
         self._until_ns = self._read_spooled()
-        """Of the last point of each engine that was spooled."""
+        """The last spooled point of each engine (wall ns)."""
         self._lock = threading.Lock()
         self._sent = self._rejected = self._dropped = self._failures = 0
         self._lost_s = 0.0
@@ -124,7 +124,7 @@ class RemoteWriter:
             )
 
     def problem(self) -> str:
-        """Return why points do not arrive as they should; empty if all do. Any thread."""
+        """Return why points do not arrive as they should, or empty if all do. Any thread."""
         figures, problems = self.figures(), []
         with self._lock:
             send_error, spool_error, lost_s = self._send_error, self._spool_error, self._lost_s
@@ -208,7 +208,7 @@ class RemoteWriter:
             pause_s = min(2 * pause_s, LONGEST_WRITE_RETRY_S)
 
     def _send(self, request: SpooledRequest) -> bool:
-        """Send one request; False if it is to be tried again."""
+        """Send one request, or False if it is to be tried again."""
         try:
             answer = self._client.post(self._url, content=request.path.read_bytes())
         except FileNotFoundError:  # the bound has removed it meanwhile

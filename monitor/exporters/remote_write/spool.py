@@ -1,5 +1,5 @@
-"""Requests that wait to be sent, a file each, so that they survive the service. What is beyond the bound goes, the
-oldest first.
+"""Requests that wait to be sent, a file each, so that they survive the service. Requests beyond the bound are deleted,
+the oldest first.
 """
 
 from __future__ import annotations

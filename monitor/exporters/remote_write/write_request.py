@@ -35,11 +35,11 @@ _POINT_COLUMNS: Final = (
     "unused_tokens",
 )
 SERIES_OF_POINT: Final = (*_POINT_COLUMNS, *(f"blocks_{name}" for name in Balance.__struct_fields__))
-"""Columns of the table `points`; each is a series of every engine."""
+"""Columns of the table `points`. Each is a series of every engine."""
 
 
 def encode_points(points: Mapping[str, Sequence[Point]]) -> bytes:
-    """Return the points of engines as the body of a request. What cannot be told of a point is left out."""
+    """Return the points of engines as the body of a request. Unknown values are left out."""
     request = _WriteRequest()
     for engine, of_engine in points.items():
         for column in SERIES_OF_POINT:

@@ -17,9 +17,9 @@ FENCED: Final = (0, 24)
 
 @dataclass(frozen=True)
 class VllmFault:
-    """A fault. draws_like: the code of `engine.faults` whose engine and load it needs; empty for any.
+    """A fault. draws_like: the code of `engine.faults` whose engine and load it needs, empty for any.
 
-    report: the public report of the defect; empty for one that only the lab makes. since, until: the releases that have
+    report: the public report of the defect, empty for one that only the lab makes. since, until: the releases that have
     the mechanism. fetches, keeps, lease: what the connector does. beyond_pool: max_model_len may exceed the pool.
     asynchronous: the engine schedules a step ahead, or not; None: as drawn.
     """

@@ -26,11 +26,11 @@ LEASES_S: Final = (5.0, 480.0)
 
 @dataclass(frozen=True)
 class VllmDraw:
-    """An episode. base: engine and clients; its faults do not count. fault: name in the table; empty for none.
+    """An episode. base: engine and clients, whose faults do not count. fault: name in the table, empty for none.
 
-    fetched, kept: shares of the requests whose prompt is fetched and whose blocks are kept for another engine; 0 for
-    both: there is no connector. consumer_s: from least to most, how long another engine takes to read kept blocks.
-    lease_s: kept blocks are freed after so long; 0: never. pauses: seconds at which the operator pauses the engine,
+    fetched, kept: shares of the requests whose prompt is fetched and whose blocks are kept for another engine (0 for
+    both: there is no connector). consumer_s: from least to most, how long another engine takes to read kept blocks.
+    lease_s: kept blocks are freed after this long (0: never). pauses: seconds at which the operator pauses the engine,
     and for how long. drifts: the share of draft tokens that are accepted falls over the episode.
     """
 
@@ -68,7 +68,7 @@ def faults_of(release: tuple[int, ...]) -> list[VllmFault]:
 def draw_vllm_run(
     number: int, seed: int, release: str, fault: str | None = None, watched: WatchRange = BRIEF_WATCH
 ) -> VllmDraw:
-    """Draw run `number` for a release. fault: the one to have, empty for none; None: drawn too."""
+    """Draw run `number` for a release. fault: the one to have, empty for none, or None to draw it too."""
     rng = random.Random(f"vllm {seed} {number}")
     version = release_tuple(release)
     chosen: VllmFault | None = None

@@ -69,7 +69,7 @@ class VllmEngine:
         """Why the scheduler can do no more: the exception that ended it."""
         self.hangs = False
         self.hang_after = 0
-        """The step that never returns; 0: none."""
+        """The step that never returns (0: none)."""
         self.steps = 0
         self.launched_ns = 0
         self.names: dict[int, str] = {}
@@ -121,7 +121,7 @@ class VllmEngine:
 
     @property
     def scheduler(self) -> VllmEngine:
-        """What clients ask which requests are parked."""
+        """The engine that clients query for parked requests."""
         return self
 
     @property

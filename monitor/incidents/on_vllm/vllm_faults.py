@@ -13,7 +13,7 @@ RETRY_FAULT_S: Final = 0.5
 SOME: Final = 0.3
 """The share of requests that a fault hits."""
 PROMOTIONS: Final = ("_handle_blocked_waiting_request", "_try_promote_blocked_waiting_request")
-"""What promotes a parked request, since 0.31 and before."""
+"""Methods that promote a parked request, since 0.31 and before."""
 
 
 class Breaker:

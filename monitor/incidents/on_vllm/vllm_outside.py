@@ -1,4 +1,4 @@
-"""What stands in for the connector's worker, the grammar compiler and the model, on the lab's virtual clock."""
+"""Stand-ins for the connector's worker, the grammar compiler and the model, on the lab's virtual clock."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class VllmWitness:
         """Whether the scheduler allocates, or drops what a window has left: then tables change with references."""
         self._freed_twice = False
         self._freed_s: dict[int, float] = {}
-        """By block, the last time that it was freed. Of two frees, the first may be the one too many."""
+        """By block, the last time that it was freed. For two frees, the first may be the one too many."""
         self._evictions = EvictionCauses()
         self._allocating, self._refused = "", ""
         """The request that is being allocated blocks, and the one that got none in this pass."""

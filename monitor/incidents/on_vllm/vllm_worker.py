@@ -54,7 +54,7 @@ class VllmWorker:
         return self._process.stdout.readline()
 
     def _last_error(self) -> str:
-        """The last line that the process wrote to its standard error, after a colon."""
+        """Return the last line that the process wrote to its standard error, after a colon."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - MAX_ERROR_BYTES))
         lines = self._errors.read().decode(errors="replace").split("\n")

@@ -1,9 +1,9 @@
-"""What is brought about: the table of incidents, and that of healthy engines.
+"""The injected incidents: the table of incidents, and that of healthy engines.
 
 An incident is a fault on an engine under a load for so many virtual seconds. Each fault has three ways or more, which
-differ in how often the fault triggers, in the engine's shape and in what its clients do. Beside them stands what the
-judge asks of the monitor: from when on it is there (`onset`), how long the class itself waits (`grace`), whom it
-strikes, and what else it rightly causes.
+differ in how often the fault triggers, in the engine's shape and in what its clients do. Beside them stand the
+expectations of the monitor: its beginning (`onset`), the pending period of the class (`grace`), the affected requests,
+and its other rightful effects.
 
 scenario.py        what a scenario is
 shapes.py          engines and clients that several families have

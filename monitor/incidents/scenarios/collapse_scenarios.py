@@ -1,4 +1,4 @@
-"""What falls from full to nothing."""
+"""Collapses: falls from full to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines under loads that could be mistaken for trouble."""
+"""Engines under loads that could pass for incidents."""
 
 from __future__ import annotations
 

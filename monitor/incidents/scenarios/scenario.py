@@ -1,4 +1,4 @@
-"""What a scenario is, and how several are made of one fault."""
+"""The definition of a scenario, and how several are made of one fault."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class ShownByHand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """One way to bring an incident about; a healthy engine if `code` is empty.
+    """One way to cause an incident. `code` is empty for a healthy engine.
 
-    fault: as `--fault` takes it; empty where the load alone does, which `onset` then must see. engine: EngineConfig's
-    fields. step_s: the least that a step takes. grace: thresholds, in seconds, that the class waits for; waits_s: what
-    it waits for besides. requests, blocks: whom a finding must name (None: it is not asked). consequences: other codes
-    that may rightly be found.
+    fault: as `--fault` takes it, or empty where the load alone causes it, which `onset` then must detect. engine:
+    EngineConfig's fields. step_s: the least that a step takes. grace: thresholds, in seconds, that the class waits for.
+    waits_s: its other waits. requests, blocks: the ids that a finding must name (None: not checked). consequences:
+    other codes that may rightly be found.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Scenario:
     consequences: frozenset[str] = frozenset()
 
     def grace_s(self, settings: Settings) -> float:
-        """What the class itself waits before it is found."""
+        """Return the pending period of the class itself."""
         return self.waits_s + sum(settings(THRESHOLDS[name]) for name in self.grace)
 
 
 class Way(NamedTuple):
-    """One of the ways to bring an incident about. keys: how often the fault strikes, as `--fault` takes it."""
+    """One of the ways to cause an incident. keys: how often the fault triggers, as `--fault` takes it."""
 
     name: str
     engine: Engine
@@ -63,7 +63,7 @@ class Way(NamedTuple):
 
 
 def incident(code: str, *ways: Way, **asked: Any) -> list[Scenario]:
-    """A scenario for each way; `asked` is what all of them have in common."""
+    """Return a scenario for each way. `asked` is shared by all of them."""
     return [
         Scenario(f"{code}{way.keys} {way.name}", code, f"{code}{way.keys}", way.engine, way.load, **asked)
         for way in ways

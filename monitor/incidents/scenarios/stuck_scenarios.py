@@ -47,9 +47,10 @@ ON_AND_ON: Final = Clients("on", at_once=1, until_s=58)
 
 
 def _together(*prefixes: str, tokens: int, own: int = 16) -> ClientLoad:
-    """Prompts are stored in the host, the pool forgets them, and then all are fetched at the same time.
+    """Store prompts in the host, let the pool forget them, and then fetch all at the same time.
 
-    Each begins with `tokens` tokens and goes on with at most `own`; what makes the pool forget has twice as many.
+    Each begins with `tokens` tokens and goes on with at most `own`. The prompts that make the pool forget have twice as
+    many.
     """
     once = (
         Clients(

@@ -1,7 +1,7 @@
 """Which finding codes a harm makes true: the one that names it, and others that it makes true as well.
 
-A finding is right if a harm of the episode makes its code true. A harm is found if the code that names it is found;
-the report shows separately how often one of the others was found instead.
+A finding is right if a harm of the episode makes its code true. A harm is found if the code that names it is found. The
+report shows separately how often one of the others was found instead.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ METRICS_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     "lost-behind-fence": ("leak.finished-held",),
     "runs-without-tokens": ("stuck.engine-stalled",),
 }
-"""What a kind of harm makes true besides where metrics are all there is: they count blocks and steps, and name neither
-a block's holder nor why no step ends. Such findings name the code that only the stream distinguishes.
+"""Codes that a kind of harm also makes true where metrics are all there is: they count blocks and steps, and name
+neither a block's holder nor why no step ends. Such findings name the code that only the stream distinguishes.
 """
 
 

@@ -2,7 +2,7 @@
 
 An episode has two parts. While it is *watched*, clients come and go and the engine's events are recorded. Then it is
 *drained*: no new requests arrive, no client leaves, and the engine runs on until everything that can finish has
-finished and everything that can be freed is free. Faults stay on. What is left then is left for ever.
+finished and everything that can be freed is free. Faults stay on. Anything left then is left for ever.
 
 Times are seconds of the episode's clock since it began. An engine in another process sends the encoded struct.
 """
@@ -53,7 +53,7 @@ WasteKind = Literal[
     "advice-wrong",
     "memory-unnamed",
 ]
-"""What was seen in the engine's own objects while the episode was watched, and is over when it ends."""
+"""Kinds of waste seen in the engine's own objects while the episode was watched, and over when it ends."""
 
 
 class UnfinishedRequest(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class UnfinishedRequest(msgspec.Struct, frozen=True):
 
     since_s: when it last got a token, or when what it waits for was there. needs_blocks: for all of its tokens.
     kv_arrived: what it waits for was delivered to the connector. preempted: how often in the drain. arrived_s,
-    prompt_blocks: when it came, and what its prompt alone needs; 0 if unknown.
+    prompt_blocks: when it came, and what its prompt alone needs, 0 if unknown.
     """
 
     id: str
@@ -86,10 +86,10 @@ class KeptBlocks(msgspec.Struct, frozen=True):
 
 
 class ObservedWaste(msgspec.Struct):
-    """What of one kind was observed: first and last time, how much (in the kind's unit), who and which blocks.
+    """The observed waste of one kind: first and last time, how much (in the kind's unit), which requests and blocks.
 
-    Units: tokens for recomputed, in-vain, missed and flushed; request-seconds for head-of-line, queued, capped and
-    starved; bytes for memory; a count for the rest.
+    Units: tokens for recomputed, in-vain, missed and flushed. Request-seconds for head-of-line, queued, capped and
+    starved. Bytes for memory. A count for the rest.
     """
 
     kind: WasteKind

@@ -36,8 +36,8 @@ class Harm(msgspec.Struct, frozen=True):
     """One kind of harm in an episode.
 
     since_s: when it began. size: its share, 0 to 1: of the pool for blocks, of the requests for requests, of the
-    computed tokens for work, of all seconds of requests for time, of the device for memory; 1 for a wrong account.
-    requests, blocks: all that it concerns; empty where it concerns the engine as a whole.
+    computed tokens for work, of all seconds of requests for time, of the device for memory, 1 for a wrong account.
+    requests, blocks: all that it concerns, or empty where it concerns the engine as a whole.
     """
 
     kind: str
