@@ -32,10 +32,10 @@ ROWS: Final = {
 HEAD: Final = """\
 # The doctor before and after
 
-`python -m scripts.doctor_before_after --write` made this page. The left side is `monitor doctor` at commit {before}, the
-last one before its texts were rewritten, and the right side is this release. Both read the same input. Findings of
-severity *info*, evidence and excluded alternatives are left out. [The investigations](../investigations/index.md) explain
-the incidents.
+`python -m scripts.doctor_before_after --write` made this page. The left side is `monitor doctor` at commit {before},
+the last one before its texts were rewritten. The right side is this release. Both read the same input. The tables
+leave out findings of severity *info*, evidence and excluded alternatives.
+[The investigations](../investigations/index.md) explain the incidents.
 """
 
 

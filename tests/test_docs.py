@@ -111,3 +111,18 @@ def test_the_commands_in_the_readme_are_there() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text()
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme):
         assert flag in reference, flag
+
+
+def test_each_quoted_sentence_is_in_the_file_that_its_row_names() -> None:
+    """docs/develop/sentences.md, whatever the line breaks, quotes and gaps between the parts of a string are."""
+    page = (ROOT / "docs" / "develop" / "sentences.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rewritten = [row for row in rows if row[0] != "before"]
+    assert len(rewritten) == 25 + 11
+    quoted = [
+        (path, quote) for _, now, path in rewritten if (ROOT / path).is_file() for quote in re.findall("“(.*?)”", now)
+    ]
+    assert len(quoted) > 35
+    for path, quote in quoted:
+        text = re.sub(r'"\s*\n\s*f?"', "", (ROOT / path).read_text())
+        assert " ".join(quote.split()) in " ".join(text.split()), f"{path}: {quote}"

@@ -139,9 +139,7 @@ def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
     times = (("from", "From", window.since), ("to", "To", window.until), ("at", "At the moment", moment))
     for name, words, value in times:
         fields.append(html.Label([html.Span(words), time_field(name, value)]))
-    fields.append(
-        html.P("A moment is marked in what shows a time, and what shows a state is as it was then.", className="note")
-    )
+    fields.append(html.P("Charts mark the selected time. State views show the state at that time.", className="note"))
     fields.append(html.Button("Show", type="submit"))
     return html.Form(
         fields,
