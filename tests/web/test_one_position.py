@@ -20,15 +20,18 @@ from PIL import Image
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.dashboards.web.rendering import Page, Pages
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind, Status
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.query import QUESTIONS
+from kvscope.monitor.text import counted, duration
 from tests.lab import Lab
 from tests.second_fold import SecondFold
 from tests.web.parts import ENGINE
 
 MOMENTS = 200
+SLOW_STEPS = 0.03
+"""A step of ten seconds leaves no rate of the last five, and old requests behind."""
 VIEWS = ("blocks", "engine", "requests", "")
 STATES = ("reserved", "free", "cached-idle", "running", "waiting", "finished", "UNACCOUNTED")
 """In the order of the map's palette."""
@@ -52,7 +55,7 @@ class MovingWatch(Pipeline):
         for _ in range(self._rng.randint(1, 3)):
             if len(lab.scheduler.requests) < 24 and self._rng.random() < 0.6:
                 lab.arrive(self._rng.randint(4, 60), max_tokens=self._rng.randint(1, 20))
-            lab.step()
+            lab.step(10.0 if self._rng.random() < SLOW_STEPS else self._rng.uniform(0.01, 0.5))
         lab.flush()
         new = lab.frames[self._fed :]
         self._fed += len(new)
@@ -72,6 +75,56 @@ def moving(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 for asked in QUESTIONS:
     setattr(MovingWatch, asked, moving(getattr(Pipeline, asked)))
+
+
+class TimedFold(SecondFold):
+    """The same with times: of arrivals, first admissions and first tokens, and of the sums of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = 0
+        self.arrived: dict[int, int] = {}
+        self.admitted: dict[int, int] = {}
+        self.first_token: dict[int, int] = {}
+        self.tokens: list[tuple[int, int, int]] = []
+        """When, tokens of output and computed, at least 0.1 s apart."""
+
+    def add(self, batch: Batch) -> None:
+        for event in batch.events():
+            if event.kind in CLOCKS:
+                self.now_ns = event.args[0]
+            if event.kind == Kind.ARRIVED:
+                self.arrived[event.request] = self.now_ns
+            elif event.kind == Kind.ADMITTED:
+                self.admitted.setdefault(event.request, self.now_ns)
+            elif event.kind == Kind.FIRST_TOKEN:
+                self.first_token.setdefault(event.request, self.now_ns)
+        super().add(batch)
+        self.wall_ns = batch.wall_ns
+        if not self.tokens or batch.wall_ns - self.tokens[-1][0] >= 100_000_000:
+            self.tokens.append((batch.wall_ns, self.sums["output_tokens"], self.sums["computed_tokens"]))
+
+    def rates(self) -> tuple[str, str]:
+        """Tokens of output, and computed, in a second of the last five."""
+        recent = [point for point in self.tokens if point[0] >= self.wall_ns - 5_000_000_000]
+        if len(recent) < 2:
+            return "not known", "not known"
+        first, last = recent[0], recent[-1]
+        seconds = (last[0] - first[0]) / 1e9
+        output, computed = (round((last[place] - first[place]) / seconds, 1) for place in (1, 2))
+        return f"{output:,.0f} tok/s", f"{computed:,.0f} tok/s"
+
+    def latency(self, ends: dict[int, int]) -> tuple[str, str]:
+        """The 95th percentile, and the median with the requests, of those that came so far in the last five minutes."""
+        since_ns = max(self.now_ns - 300_000_000_000, 1)
+        waited = sorted(end - self.arrived[number] for number, end in ends.items() if end >= since_ns)
+        if not waited:
+            return "none in 5 min", ""
+        p50, p95 = (duration(waited[-(-len(waited) * part // 100) - 1] / 1e9) for part in (50, 95))
+        return p95, f"p50 {p50}, {counted(len(waited), 'request')}"
+
+
+CLOCKS = (Kind.CLOCK, Kind.ARRIVED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.STARTED)
 
 
 def states_of(fold: SecondFold) -> Counter[str]:
@@ -161,6 +214,8 @@ def figures_of(page: Page, view: str) -> dict[str, Any]:
             "waiting": int(named["Waiting"][1].replace(",", "")),
             "preemptions": int(named["Preemptions"][1].replace(",", "")),
             "usage": named["Pool in use"][1],
+            "rates": (named["Output"][1], named["Computed"][1]),
+            **{name: tuple(named[f"{name}, p95"][1:]) for name in LATENCIES if f"{name}, p95" in named},
         }
     if view == "requests":
         rows = [row["children"] for row in nodes(shown(page, "requests"), "Tr")][1:]
@@ -170,10 +225,14 @@ def figures_of(page: Page, view: str) -> dict[str, Any]:
     cells = [text_of(cell) for cell in row["children"]]
     running, waiting = re.findall(r"(\d+) running, (\d+) waiting", cells[2])[0]
     (bar,) = (div["aria-label"] for div in nodes(row["children"][1], "Div") if "aria-label" in div)
-    return {"running": int(running), "waiting": int(waiting), "bar": bar}
+    latencies = {name: cells[place] for place, name in enumerate(LATENCIES, start=4)}
+    return {"running": int(running), "waiting": int(waiting), "bar": bar, "output": cells[3], **latencies}
 
 
-def figures_at(fold: SecondFold, view: str) -> dict[str, Any]:
+LATENCIES = ("First token", "Queue time")
+
+
+def figures_at(fold: TimedFold, view: str) -> dict[str, Any]:
     """The same by the fold."""
     states = states_of(fold)
     alive = {number: status for number, status in fold.statuses.items() if status < FIRST_FINISHED}
@@ -183,12 +242,22 @@ def figures_at(fold: SecondFold, view: str) -> dict[str, Any]:
         return {"legend": states, "map": states}
     used = sum(fold.references[block] > 0 for block in range(fold.total))
     usage = f"{100 * used / (fold.total - fold.reserved):.1f} %"
+    output, computed = fold.rates()
+    latencies = dict(zip(LATENCIES, map(fold.latency, (fold.first_token, fold.admitted)), strict=True))
     if view == "engine":
-        return queues | {"preemptions": sum(fold.preempted.values()), "usage": usage}
+        known = {name: latency for name, latency in latencies.items() if latency[1]}
+        return (
+            queues | known | {"preemptions": sum(fold.preempted.values()), "usage": usage, "rates": (output, computed)}
+        )
     if view == "requests":
         return {"blocks": {number: len(fold.tables.get(number, ())) for number in alive}}
     bar = ", ".join(f"{states[shade.state]:,} {shade.label}" for shade in PALETTE_SHADES if states[shade.state])
-    return queues | {"bar": bar}
+    output = f"{output} {computed.removesuffix(' tok/s')} computed" if output != "not known" else output
+    return (
+        queues
+        | {"bar": bar, "output": output}
+        | {name: " ".join(latency).strip() for name, latency in latencies.items()}
+    )
 
 
 @pytest.mark.slow
@@ -207,7 +276,7 @@ def test_every_figure_of_a_page_is_of_the_position_that_it_states() -> None:
             seen.append((page.told["position"], view, figures_of(page, view)))
 
     asyncio.run(look())
-    fold = SecondFold()
+    fold = TimedFold()
     batches = iter(watch.batches)
     place = (0, -1)
     names = {number: name for batch in watch.batches for number, name in batch.texts.items()}
@@ -221,4 +290,7 @@ def test_every_figure_of_a_page_is_of_the_position_that_it_states() -> None:
             expected = {"blocks": {names[number]: held for number, held in expected["blocks"].items()}}
         assert figures == expected, (position, view)
     assert len({position for position, _, _ in seen}) == MOMENTS
+    rates = {figures["rates"] for _, view, figures in seen if view == "engine"}
+    assert ("not known", "not known") in rates
+    assert len(rates) > MOMENTS // 10
     assert fold.sums["steps"] > MOMENTS
