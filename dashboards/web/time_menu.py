@@ -5,6 +5,7 @@ What is live stays live when it is made longer or shorter, and no window ends in
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final, NamedTuple
 
 from dash import html
@@ -27,6 +28,7 @@ SPANS: Final = (
 """Windows that end now and can be chosen with a click, in seconds. An address without times means the second."""
 ALWAYS_OFFERED: Final = 4
 LEAST_WINDOW_S: Final = 1.0
+ONE_DAY_NS: Final = 86_400_000_000_000
 _CLOCK_FORM: Final = r"\d\d:\d\d(:\d\d(\.\d+)?)?"
 TIME_FORM: Final = rf"\d{{4}}-\d\d-\d\d[T ]{_CLOCK_FORM}Z?|{_CLOCK_FORM}|now(-\d{{1,6}}[smhd])?|\d{{12,14}}"
 """Of a typed time, 24 hours a day."""
@@ -48,8 +50,12 @@ def time_menu(here: Here, now_ns: int, known_s: float, ended: bool) -> list[Any]
     parts: list[Any] = []
     if window.live:
         kind = html.Span("as it was", className="past") if ended else html.Span("live", className="live")
-        until = f", until {clock_text(here.engine.at)} UTC" if ended and here.engine.at else ""
-        summary: list[Any] = [kind, f"{_span_in_words(window)}{until}"]
+        summary: list[Any] = [kind, _span_in_words(window)]
+        if ended and here.engine.at:
+            day = f"{here.engine.at[:10]} " if now_ns + ONE_DAY_NS < time.time_ns() else ""
+            length = html.Span(f"{_span_in_words(window)}, ", className="roomy")
+            until: list[Any] = ["until ", html.Span(day, className="roomy"), f"{clock_text(here.engine.at)} UTC"]
+            summary = [kind, html.Span([length, *until])]
     else:
         summary = [html.Span("as it was", className="past"), _past_in_words(here)]
         back = place.but(since="", until="", at="")

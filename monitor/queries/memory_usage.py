@@ -93,14 +93,16 @@ def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, c
             f" {described.max_model_len:,}."
         )
     if most < by_pool:
-        notes.append(f"The pool has room for {by_pool:,}; max_num_seqs lets {described.max_num_seqs:,} run.")
+        notes.append(f"The pool has room for {by_pool:,}; max_num_seqs allows {described.max_num_seqs:,}.")
     if any(group.window and not described.max_num_batched_tokens for group in described.groups):
-        notes.append("What a sliding window saves is left out: the engine has not said its max_num_batched_tokens.")
+        notes.append(
+            "Savings of the sliding window are not included: the engine did not report max_num_batched_tokens."
+        )
     if described.enable_prefix_caching:
-        notes.append("Prompts that share a prefix share its blocks, which is left out: more fit then.")
+        notes.append("More requests fit if their prompts share a prefix. This calculation does not assume it.")
     held = state.used / usable if usable else 0.0
     if held:
-        notes.append(f"{percent(held)} of the pool is in use now; the sum is for the whole of it.")
+        notes.append(f"This is for an empty pool. {percent(held)} of it is in use now.")
     return CalculatorView(
         engine=ledger.engine,
         prompt_tokens=prompt_tokens,

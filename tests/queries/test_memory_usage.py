@@ -122,7 +122,7 @@ def test_what_else_stands_in_the_way_is_said() -> None:
     scene.steps(1)
     view = scene.watch.calculator(ENGINE, 20, 20)
     assert view.max_concurrency == 3
-    assert any("max_num_seqs lets 3 run" in note for note in view.notes)
+    assert any("max_num_seqs allows 3" in note for note in view.notes)
     assert any("share a prefix" in note for note in view.notes)
     scene.ledger.description = EngineDescription(max_model_len=30)
     assert any("max_model_len is 30" in note for note in scene.watch.calculator(ENGINE, 20, 20).notes)

@@ -54,7 +54,7 @@
       const chart = place.current;
       const next = kvscopePreferences.shifted(latest.current);
       if (!chart) return;
-      next.layout.xaxis.nticks = Math.max(2, Math.floor((chart.clientWidth - 62) / 90)); // labels must not touch
+      next.layout.xaxis.nticks = Math.max(2, Math.floor((chart.clientWidth - 62) / 70)); // labels must not touch
       plotly().then((Plotly) => {
         if (!place.current) return;
         const isNew = !chart.data;
