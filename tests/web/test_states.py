@@ -26,6 +26,7 @@ from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.reason_words import in_words
 from kvscope.monitor.text import counted, duration
+from tests.detectors.scenes import Watched
 from tests.lab import Lab
 from tests.pages import rows as page_rows
 from tests.pages import scraped
@@ -369,3 +370,24 @@ def test_a_moment_of_an_engine_that_has_gone_is_not_called_its_end() -> None:
     chosen = here._replace(place=here.place._replace(at=live.at or ""))
     (moment,) = texts(header.alarms(chosen, ""))
     assert moment == "This engine has stopped. This page shows it at the moment that you chose."
+
+
+def test_the_headline_of_a_stuck_engine_names_what_holds_it_up() -> None:
+    """And not a leak that has been open for longer."""
+    scene = Watched(total=65, faults=("leak.unaccounted", "stuck.never-fits"))
+    for _ in range(4):
+        request = scene.lab.arrive(14, max_tokens=20)
+        scene.steps(4, 2.0)
+        scene.lab.abort(request)
+        scene.live(60.0, 2.0)
+    before = text(overview_view.view(scene.watch, at(scene.watch, "/")), "head")
+    scene.lab.arrive(400, max_tokens=4)
+    scene.lab.arrive(8, max_tokens=4)
+    scene.live(60.0, 1.0)
+    found = {finding.code for finding in scene.watch.findings("firing")}
+    assert found >= {"leak.unaccounted", "stuck.never-fits"}
+    headline = text(overview_view.view(scene.watch, at(scene.watch, "/")), "head")
+    titles = {finding.code: finding.title for finding in scene.watch.findings("firing")}
+    assert titles["leak.unaccounted"][1:] in before
+    assert re.search(r"has computed no token since \S+ UTC with 2 unfinished requests: ", headline)
+    assert titles["stuck.never-fits"][1:] in headline

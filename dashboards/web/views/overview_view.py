@@ -55,10 +55,13 @@ def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingRep
         return f"No engine is received; the past of {counted(len(engines), 'engine')} is kept"
     worst = engines[0]
     if found or worst.status in UNSERVED:
-        gravest = next((finding.title for finding in found if finding.engine == worst.engine), "")
+        own = [finding for finding in found if finding.engine == worst.engine]
+        # What holds up a stuck engine comes first: another grave finding may have been open for long.
+        own.sort(key=lambda finding: worst.status == "stuck" and not finding.code.startswith("stuck."))
+        gravest = own[0].title if own else ""
         state = _unserved_text(worst)
         others = len({finding.engine for finding in found} - {worst.engine})
-        full_in, band = pool_full_in([finding for finding in found if finding.engine == worst.engine])
+        full_in, band = pool_full_in(own)
         full = f"; its pool is full in {full_in} ({band})" if full_in else ""
         more = f" ({counted(others, 'other engine')} with open findings)" if others else ""
         return f"{worst.engine}{state or ': '}{': ' if state and gravest else ''}{_in_line(gravest)}{full}{more}"
