@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from starlette.routing import Route
 
 from kvscope.monitor.cli import main
+from kvscope.monitor.configuration.settings_table import SETTINGS
 from kvscope.monitor.detectors.registry import CATALOGUE
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.service.http_api import create_app
 from scripts import docs
 from tests.recordings import leaking_lab, recording_of
 
@@ -44,6 +48,21 @@ def test_every_variable_of_the_environment_is_named() -> None:
             used |= set(re.findall(r"\bKVSCOPE_[A-Z_]+\b", path.read_text()))
     assert used - set(docs.ENVIRONMENT) == set()
     assert set(docs.ENVIRONMENT) <= used
+
+
+def test_every_setting_of_the_configuration_file_is_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    assert [key for key in SETTINGS if f"`{key}`" not in reference] == []
+
+
+def test_every_route_of_the_service_and_of_the_engine_is_documented() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    of_service = {route.path for route in create_app(Pipeline(), list).routes if isinstance(route, Route)}
+    of_engine = set(re.findall(r'Route\("([^"]+)"', (ROOT / "engine" / "serving" / "server.py").read_text()))
+    catch_all = {"/api/{path:path}"}  # what names an unknown route
+    assert len(of_service) > 20
+    assert len(of_engine) > 5
+    assert [path for path in sorted(of_service | of_engine) if path not in text and path not in catch_all] == []
 
 
 def test_every_code_has_a_runbook_and_every_runbook_a_code() -> None:
