@@ -1,7 +1,7 @@
-"""What an engine said once, said again later: an hour's worth of events in the time that it takes to copy them.
+"""Repeats an engine's events: an hour's worth of them in the time that it takes to copy them.
 
-Real scheduling costs far more than what it has to say. A stretch of an engine's life that begins and ends with an empty
-pool can follow itself: the same events at later times, in later steps and batches, about requests of their own.
+Real scheduling costs far more than its events. A stretch of an engine's life that begins and ends with an empty pool
+can follow itself: the same events at later times, in later steps and batches, about requests of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Sheet(NamedTuple):
 class Episode:
     """Batches of one engine, in order, without its start. Request numbers in them are from 1 on.
 
-    Each time it is said it takes as long as it did the first time, with `pause_ns` before it.
+    Each repetition takes as long as the first one did, with `pause_ns` before it.
     """
 
     def __init__(self, batches: Sequence[Batch], pause_ns: int) -> None:
@@ -55,7 +55,7 @@ class Episode:
         self._requests = max(number for batch in batches for number in batch.texts)
 
     def again(self, times: int) -> Iterator[Batch]:
-        """It, said for the `times`-th time after the first."""
+        """Yield it for the `times`-th time after the first."""
         shift_ns, step = times * self._lasts_ns, times * self._steps
         sequence, request = times * self._batches, times * self._requests
         for sheet in self._sheets:

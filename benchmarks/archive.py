@@ -35,7 +35,7 @@ TIMEOUT_S = 3_600.0
 
 
 def main() -> int:
-    """Run it; the exit code."""
+    """Run it. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=5_000_000, metavar="N", help="(5,000,000)")
     parser.add_argument("--blocks", type=int, default=20_000, metavar="N", help="of the pool (20,000)")
@@ -67,7 +67,7 @@ def upload(history: Path, kept: TakenIn) -> Archive:
 
 
 def ask(archive: Archive, endpoint: str, chdb: str, at_ns: int, kept: TakenIn) -> bool:
-    """Ask each question; print what each takes. Whether two answers differ."""
+    """Ask each question and print what each takes. Whether two answers differ."""
     answers = run_clickhouse(chdb, documented(endpoint, BUCKET, PREFIX, at_ns))[2:] if chdb else []
     differ = False
     for number, (question, query) in enumerate(zip(QUESTIONS, IN_DUCKDB, strict=True)):
@@ -85,7 +85,7 @@ def ask(archive: Archive, endpoint: str, chdb: str, at_ns: int, kept: TakenIn) -
 
 
 def through_duckdb(query: str, archive: Archive, window: TimeRange | None = None) -> tuple[list[list[Any]], float]:
-    """The rows of a query, and the seconds that it took."""
+    """Return the rows of a query, and the seconds that it took."""
     began_s = time.perf_counter()
     with answer(query, SqlInput(None, archive=archive, window=window or TimeRange()), TIMEOUT_S) as found:
         rows = [list(each) for each in found.rows]

@@ -1,8 +1,8 @@
-"""What one judgement costs where very many requests live, or very many are to blame.
+"""The cost of one judgement where very many requests live, or very many are to blame.
 
     python -m benchmarks.crowds
 
-10,000 live requests with 4,000 preemptions in memory, of which a judgement should take 50 ms at most; and 1,000
+10,000 live requests with 4,000 preemptions in memory, of which a judgement should take 50 ms at most, and 1,000
 culprits against 1, which should cost the same. CPU time of the thread, medians.
 """
 
@@ -59,7 +59,7 @@ class Crowd:
 
 
 def crowded_ms() -> float:
-    """Of 10,000 live requests, of which 4,000 were preempted."""
+    """Measure 10,000 live requests, of which 4,000 were preempted."""
     crowd = Crowd()
     for number in range(LIVING):
         crowd.log.arrived(number, f"r-{number}", 40, 100, 0, 3, 9)
@@ -74,7 +74,7 @@ def crowded_ms() -> float:
 
 
 def culprits_ms(count: int) -> float:
-    """Of so many requests that ended and left their blocks."""
+    """Measure this many requests that ended and left their blocks."""
     crowd = Crowd()
     for number in range(CULPRITS):
         crowd.log.arrived(number, f"r-{number}", 40, 100, 0, 3, 9)

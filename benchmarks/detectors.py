@@ -1,11 +1,11 @@
-"""What judging costs: the share of one core that the detectors take, twice a second of an engine under load.
+"""The cost of judging: the share of one core that the detectors take, twice a second of an engine under load.
 
     python -m benchmarks.detectors [--minutes M …]
 
-The load is made here, so that an hour of it takes minutes: 1,800 requests run and 200 wait, 120 a second end and
-others take their place, and blocks come, fill and go at 20,000 events a second. It is looked at after so many minutes
-of the stream's own time; in between requests end and come more slowly, while the ledger keeps its past as ever.
-CPU time of the thread, so that other work on the machine adds as little as can be.
+The load is made here, so that an hour of it takes minutes: 1,800 requests run and 200 wait, 120 a second end and others
+take their place, and blocks come, fill and go at 20,000 events a second. Measurements come after so many minutes of the
+stream's own time. In between requests end and come more slowly, while the ledger keeps its past as ever. CPU time of
+the thread, so that other work on the machine adds as little as can be.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class Load:
         return (self._clock.monotonic_ns() - self._began_ns) / 1e9
 
     def step(self) -> Iterator[Batch | Keyframe]:
-        """All that a step of the engine says."""
+        """Yield all events of a step of the engine."""
         yield from self._pass(STEP_S, ENDS_A_STEP, list(self._tables))
         self.busy_s += STEP_S
 
     def idle(self) -> Iterator[Batch | Keyframe]:
-        """A tenth of a second in which some make progress, and one ends."""
+        """Yield a tenth of a second in which some make progress, and one ends."""
         quiet = list(self._tables)[self._step % 10 :: 10]
         before = self.block_events
         yield from self._pass(0.1, 1 if len(self._tables) >= RUNNING else 2 * ENDS_A_STEP, quiet)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.end_to_end [--seconds N] [--engines E …]
 
-Engines without models publish real streams from a process of their own, at two rates. What the service takes is fitted
-as a fixed part, a part for each engine and a part for each block event: the middle one is what a benchmark of events
-alone leaves out. Processor time of the service's process, so that other work on the machine adds as little as can be.
+Engines without models publish real streams from a process of their own, at two rates. The service's time is fitted as a
+fixed part, a part for each engine and a part for each block event: a benchmark of events alone leaves out the middle
+one. Processor time of the service's process, so that other work on the machine adds as little as can be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ WARM_UP_S: Final = 10.0
 
 
 class Measured(NamedTuple):
-    """One measurement. cpu_s: what the service took in `seconds`; block_events: what the engines published in them."""
+    """One measurement. cpu_s: the service's time in `seconds`. block_events: the events that the engines published in
+    them.
+    """
 
     engines: int
     seconds: float

@@ -1,11 +1,11 @@
-"""What a block event costs: the engine to say it, the monitor to read it and put it in its books.
+"""The cost of a block event: for the engine to log it, and for the monitor to read and fold it.
 
     python -m benchmarks.events [--repeats N]
 
 A block event is one block of one event of the block family: allocated, cached, released and so on. Runs of 1 to 64
-blocks show what an event shares among its blocks; the serving mix is what the real scheduler and pool say under a load
-of chats. Saying is the calls of EventLog; reading is bytes to frame to EngineLedger. CPU time of one thread; the
-fastest of the repeats and their median, since what else the machine does only adds.
+blocks show the shared cost of an event's blocks. The serving mix consists of the events of the real scheduler and pool
+under a load of chats. Logging is the calls of EventLog. Reading is bytes to frame to EngineLedger. CPU time of one
+thread: the fastest of the repeats and their median, since the machine's other work only adds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 OF_BLOCKS = ("allocated", "reused", "cached", "evicted", "released")
 OF_REQUESTS = ("arrived", "first_token", "finished")
-"""What the books must hear of requests for their blocks to make sense."""
+"""Request events that the ledger needs for their blocks to make sense."""
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def row(name: str, steps: list[list[Call]], repeats: int, everything: bool = Fal
 
 
 def say(steps: list[list[Call]]) -> int:
-    """Make the calls on a fresh log that somebody drains; ns of CPU time."""
+    """Make the calls on a fresh log that is being drained. Return ns of CPU time."""
     log = EventLog()
     # A partial is about as quick to call as the method itself is where its arguments are at hand.
     bound = [[partial(getattr(log, name), *args, **kwargs) for name, args, kwargs in step] for step in steps[1:]]
@@ -94,7 +94,7 @@ def say(steps: list[list[Call]]) -> int:
 
 
 def enter(payloads: list[bytes]) -> int:
-    """Decode and apply; ns of CPU time."""
+    """Decode and apply. Return ns of CPU time."""
     ledger = EngineLedger(ENGINE)
     apply_all(ledger, payloads[:1])
     began = time.thread_time_ns()
@@ -112,7 +112,7 @@ def apply_all(ledger: EngineLedger, payloads: Iterable[bytes]) -> None:
 
 
 def frames(steps: list[list[Call]]) -> list[bytes]:
-    """What these calls come to on the wire, a batch a step."""
+    """Return the frames of these calls, a batch a step."""
     log = EventLog(VirtualClock())
     packer = Packer(log, ENGINE, lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
     payloads = []
@@ -169,7 +169,7 @@ def serving_mix() -> list[list[Call]]:
 
 
 def record(log: EventLog, steps: list[list[Call]]) -> None:
-    """From now on, keep each call of `log`'s methods; a flush ends a step."""
+    """Keep each call of `log`'s methods from now on, where a flush ends a step."""
 
     def kept(name: str, method: Callable[..., None]) -> Callable[..., None]:
         def call(*args: Any, **kwargs: Any) -> None:

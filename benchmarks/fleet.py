@@ -1,4 +1,4 @@
-"""What a fleet costs: processor time of agents that share engines over NATS, and bytes on the bus, as it grows.
+"""The cost of a fleet: processor time of agents that share engines over NATS, and bytes on the bus, as it grows.
 
     python -m benchmarks.fleet [--seconds N] [--engines E …] [--agents A …]
 
@@ -35,7 +35,9 @@ FLEET_ENGINES, FLEET_EVENTS_PER_S = 1_000, 10_000
 
 
 class FleetRow(NamedTuple):
-    """One measurement of `seconds`. raw_bytes: of the engines' batches; bus_bytes: what agents sent to NATS."""
+    """One measurement of `seconds`. raw_bytes: of the engines' batches. bus_bytes: the bytes that agents sent to
+    NATS.
+    """
 
     agents: int
     engines: int

@@ -1,4 +1,4 @@
-"""What the probe costs vLLM's front end: CPU time of a request in its OutputProcessor, with the hooks and without.
+"""The cost of the probe for vLLM's front end: CPU time of a request in its OutputProcessor, with the hooks and without.
 
     python -m benchmarks.front_end --vllm-python PYTHON [--rounds N]
 

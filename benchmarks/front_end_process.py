@@ -1,4 +1,4 @@
-"""What the probe costs vLLM's front end: run by a Python that has vLLM, for `benchmarks.front_end`.
+"""The cost of the probe for vLLM's front end: run by a Python that has vLLM, for `benchmarks.front_end`.
 
     PYTHONPATH=. PYTHON -m benchmarks.front_end_process ENDPOINT ROUNDS TOKENS…
 

@@ -3,8 +3,8 @@
     python -P benchmarks/generate_process.py {kvscope|vllm|transformers} CHECKPOINT SETTINGS
 
 SETTINGS are JSON, by EngineConfig's names, which are vLLM's. In: {"prompts": [[token ids]], "max_tokens": N}. Out:
-{"seconds": s, "tokens": [[token ids]]}, the seconds those of the one call that generates. It runs under any Python
-that has the engine it is told to use, so it imports nothing else.
+{"seconds": s, "tokens": [[token ids]]}, the seconds those of the one call that generates. It runs under any Python that
+has the chosen engine, so it imports nothing else.
 """
 
 from __future__ import annotations

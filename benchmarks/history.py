@@ -1,14 +1,14 @@
-"""What keeping history costs: to take events in, on disk, and to ask what was.
+"""The cost of history: to take events in, on disk, and to query the past.
 
     python -m benchmarks.history [--events N] [--blocks N] [--into DIR]
 
 An engine's real scheduler and pool, in virtual time, under a load of chats over shared system prompts that fills the
 pool, some 5,000 events a second: ten minutes of it, at the end of which the pool is emptied, and those ten minutes
-again and again until there are enough events (432,000,000 are 24 hours). Everything that is said goes through the
-writer, and each segment that ends is closed. An event is one block of a run of blocks, one request of a step, one event
-of any other kind. Taking in is what the writer and the closing take of a processor; folding, which the service does
-anyway, is told apart. Asking is measured on what is then on disk, by a reader that knows nothing yet, and by one that
-was asked before. Times are of a processor, since what else the machine does is not history's.
+again and again until there are enough events (432,000,000 are 24 hours). Every event goes through the writer, and each
+segment that ends is closed. An event is one block of a run of blocks, one request of a step, one event of any other
+kind. Taking in is the processor time of the writer and the closing. Folding, which the service does anyway, is
+separate. Asking is measured on what is then on disk, by a reader that knows nothing yet, and by one that was asked
+before. Times are of a processor, since what else the machine does is not history's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ SELECT block, arg_max(request, (sequence, event)) AS owner, max(at_ns) AS since 
 GROUP BY block
 HAVING arg_max(kind, (sequence, event)) <> 'RELEASED' AND since <= {at_ns} - {age_ns}
 """
-"""Blocks that a request was given so long ago, and nobody gave back. Of shared ones, the last who took it."""
+"""Blocks that a request got that long ago, and that were never freed. For shared ones, the last request that took
+it.
+"""
 
 
 def main() -> None:
@@ -90,7 +92,7 @@ class EndsNow(VirtualClock):
 
 
 def measure(folder: Path, events: int, blocks: int) -> None:
-    """Take so many events in, and ask; print what each takes."""
+    """Take that many events in, and ask. Print what each takes."""
     spent: Counter[str] = Counter()
     kept = take_in(folder, events, blocks, spent)
     directory = directory_of(folder, kept.engine)
@@ -155,7 +157,7 @@ def take_in(folder: Path, events: int, blocks: int, spent: Counter[str]) -> Take
 
 
 def ask(folder: Path, engine: str) -> None:
-    """What was at moments, by readers that know nothing and by one that knows the segments."""
+    """Query past times, by readers that know nothing and by one that knows the segments."""
     history = History(folder)
     span = history.span(engine)
     assert span is not None
@@ -196,7 +198,7 @@ def held_by_sql(folder: Path, at_ns: int) -> int:
 
 
 def said(lab: Lab) -> Iterator[Batch]:
-    """What the engine says, a batch a step, for ever: what it does in one episode, and that again."""
+    """Yield the engine's events, a batch a step, for ever: one episode, and that again."""
     start = [frame for frame in lab.frames if isinstance(frame, Batch)]
     yield from start
     lab.frames.clear()
@@ -208,7 +210,7 @@ def said(lab: Lab) -> Iterator[Batch]:
 
 
 def episode(lab: Lab) -> Iterator[Batch]:
-    """A stretch of the engine's life from an empty pool to an empty pool. It is kept full in it by who waits."""
+    """Yield a window of the engine from an empty pool to an empty pool. It is kept full in it by who waits."""
     rng = random.Random(3)
     systems = [[rng.randrange(1000) for _ in range(rng.randint(200, 1500))] for _ in range(8)]
     steps = round(EPISODE_S / STEP_S)
@@ -228,7 +230,7 @@ def episode(lab: Lab) -> Iterator[Batch]:
 
 
 def taken(lab: Lab) -> list[Batch]:
-    """What it has said since this was asked last."""
+    """Return its events since the last call."""
     frames = [frame for frame in lab.frames if isinstance(frame, Batch)]
     lab.frames.clear()
     return frames

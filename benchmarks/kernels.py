@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels
 
-Bytes are what a kernel must move at least; their share is of what a plain copy moves in that time, read and written.
-torch's scaled_dot_product_attention has its keys and values gathered beforehand, which is not timed; beside the other
-kernels stand their twins. A kernel that is wrong gets no figures.
+Bytes are what a kernel must move at least. Their share is of a plain copy's in that time, read and written. torch's
+scaled_dot_product_attention has its keys and values gathered beforehand, untimed. The other kernels stand beside their
+twins. A kernel that is wrong gets no figures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ Run = Callable[[], Tensor]
 
 
 class Measurement(NamedTuple):
-    """What a kernel does, the same in float64 by its twin, what else does it, and the bytes that it must move."""
+    """A kernel to measure: its call, the same in float64 by its twin, its competitor, and the bytes that it must
+    move.
+    """
 
     name: str
     kernel: Run

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: figures from elsewhere mean nothing beside it."""
+"""The machine of a benchmark, without which its numbers cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What observers cost an engine: none, 20 that never read, 200 that do, and a replay client that asks 6,000 times.
+"""The cost of observers for an engine: none, 20 that never read, 200 that do, and a replay client that asks 6,000
+times.
 
     python -m benchmarks.observers [--repeats N] [--steps N] [--pool BLOCKS]
 
@@ -110,7 +111,7 @@ def engine(folder: Path, steps: int, pool: int) -> None:
 
 
 def work(lab: Lab, rng: random.Random, steps: int) -> list[float]:
-    """Run steps at their pace, with 64 requests always there; how many seconds each took."""
+    """Run steps at their pace, with 64 requests always there. Return how many seconds each took."""
     took = []
     for _ in range(steps):
         due = time.monotonic() + PACE_S
@@ -125,7 +126,7 @@ def work(lab: Lab, rng: random.Random, steps: int) -> list[float]:
 
 
 def sending_s() -> float:
-    """The CPU time of ZeroMQ's threads, which write to the observers' sockets."""
+    """Return the CPU time of ZeroMQ's threads, which write to the observers' sockets."""
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
         if (task / "comm").read_text().startswith("ZMQbg"):

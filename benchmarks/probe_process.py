@@ -1,4 +1,4 @@
-"""What the probe costs vLLM's scheduler: run by a Python that has vLLM, for `benchmarks.vllm_probe`.
+"""The cost of the probe for vLLM's scheduler: run by a Python that has vLLM, for `benchmarks.vllm_probe`.
 
     PYTHONPATH=. PYTHON -m benchmarks.probe_process MODEL_DIRECTORY ROUNDS RUNNING…
 
@@ -61,7 +61,7 @@ def measure(model: str, rounds: int, running: int) -> list[list[list[float]]]:
 
 
 def run(engine: Bare, steps: int) -> tuple[float, float]:
-    """Run that many steps; the microseconds of CPU time in this thread and in the process."""
+    """Run that many steps. Return the microseconds of CPU time in this thread and in the process."""
     thread, process = time.thread_time_ns(), time.process_time_ns()
     for _ in range(steps):
         engine.schedule()

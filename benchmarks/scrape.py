@@ -1,9 +1,9 @@
-"""What a scrape of /metrics costs beside a full engine: collecting under the ledgers' lock, and writing the page.
+"""The cost of a scrape of /metrics beside a full engine: collecting under the ledgers' lock, and writing the page.
 
     python -m benchmarks.scrape [--repeats N]
 
-The engine has 100,000 blocks and 2,000 requests over four system prompts that they share; most run, the rest wait. The
-aim is a median below 20 ms.
+The engine has 100,000 blocks and 2,000 requests over four system prompts that they share. Most run, and the rest wait.
+The aim is a median below 20 ms.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def full() -> Pipeline:
-    """What a service knows of such an engine."""
+    """Return a service's state for such an engine."""
     lab = Lab(total=BLOCKS, block_size=16, max_num_seqs=REQUESTS - 200, max_num_batched_tokens=65_536, seed=5)
     systems = [[lab.rng.randrange(1000) for _ in range(320)] for _ in range(4)]
     for number in range(REQUESTS):

@@ -88,7 +88,7 @@ def report(seconds: dict[str, list[float]]) -> None:
 
 
 def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]]:
-    """Runs of the engine's own loop, in seconds; what it takes to start and stop is not in them."""
+    """Return runs of the engine's own loop, in seconds, without the time to start and stop."""
     from kvscope.engine.config import EngineConfig
     from kvscope.engine.core.engine_core import EngineCore
     from kvscope.engine.core.event_stream import EventStream
@@ -124,7 +124,7 @@ def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]
 
 
 def start_reader(events: str, replay: str) -> subprocess.Popen[str]:
-    """A process that keeps the engine's books; returns when it has the state."""
+    """Start a process that folds the engine's events. Return when it has the state."""
     command = [sys.executable, "-m", "benchmarks.throughput", "--reader", events, replay]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -140,7 +140,7 @@ def stop_reader(process: subprocess.Popen[str]) -> None:
 
 
 def read(events: str, replay: str) -> None:
-    """Apply the stream to a ledger until a line comes in; then say what was read."""
+    """Apply the stream to a ledger until a line comes in, and print the counts."""
     import select
 
     from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -162,7 +162,9 @@ def read(events: str, replay: str) -> None:
 
 
 def transformers_contenders(prompts: list[list[int]], directory: Path) -> dict[str, Callable[[], float]]:
-    """Runs of transformers with the tiny model's weights, in seconds. generate_batch keeps its manager between runs."""
+    """Return runs of transformers with the tiny model's weights, in seconds. generate_batch keeps its manager between
+    runs.
+    """
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig

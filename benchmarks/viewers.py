@@ -2,7 +2,7 @@
 
     python -m benchmarks.viewers URL PATH [PATH ...]
 
-Each connects as the page does, says that it is at its path, and is told what there is to see, until stdin is closed.
+Each connects as the page does, sends its path, and receives the content, until stdin is closed.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python -m benchmarks.vllm --vllm-python PYTHON [--repeats N] [--cores N]
 
-PYTHON is that of an environment with vLLM for the CPU in it (0.32.0 is what the figures in docs/benchmarks.md are of);
-nothing of ours needs to be installed there. The model is a random Qwen3 of 4 million parameters; everyone computes
-greedily in fp32 with OMP_NUM_THREADS=1, in blocks of 32 tokens, on the same --cores.
+PYTHON is that of an environment with vLLM for the CPU in it (docs/benchmarks.md is about 0.32.0). Nothing of ours needs
+to be installed there. The model is a random Qwen3 of 4 million parameters. All compute greedily in fp32 with
+OMP_NUM_THREADS=1, in blocks of 32 tokens, on the same --cores.
 
 Offline is one call of generate with all prompts, transformers' generate_batch beside it. Served is `kvscope engine
-bench` against both servers. Contenders take turns, with new prompts in each, so that no prefix cache helps; whoever has
-not the turn is stopped by a signal. CPU seconds are those of all processes of a contender, and tell more than tokens a
-second on a machine that has other work. Where tokens differ there is no figure: the run ends and says where.
+bench` against both servers. Contenders take turns, with new prompts in each, so that no prefix cache helps. A signal
+stops the others. CPU seconds are those of all processes of a contender, and mean more than tokens a second on a machine
+that has other work. Where tokens differ there is no result: the run ends and reports where.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def main() -> None:
 
 
 def save_checkpoint(directory: Path) -> int:
-    """A random Qwen3, of heads of 64, and a tokenizer of one token a word; the number of its parameters."""
+    """Write a random Qwen3, of heads of 64, and a tokenizer of one token a word. Return the number of its
+    parameters.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
@@ -224,7 +226,7 @@ def bench(port: int, seed: int) -> dict[str, Any]:
 
 
 def texts_of(port: int) -> list[str]:
-    """What it answers to some prompts. Words are tokens, so equal texts are equal tokens."""
+    """Return its answers to some prompts. Words are tokens, so equal texts are equal tokens."""
     body = {"model": "model", "prompt": draw_prompts(-1)[:8], "max_tokens": OUTPUT_TOKENS, "temperature": 0.0}
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"ignore_eos": True}, timeout=PATIENCE_S)
     return [choice["text"].strip() for choice in answer.raise_for_status().json()["choices"]]
@@ -329,7 +331,7 @@ def show(runs: dict[str, list[Run]], tokens: int) -> None:
 
 
 def require_same(answers: dict[str, Sequence[Any]]) -> None:
-    """Ends the run where one contender's answers are not another's."""
+    """End the run where one contender's answers are not another's."""
     for name, given in answers.items():
         for index, (one, other) in enumerate(zip(answers[OURS], given, strict=True)):
             if one != other:
@@ -339,7 +341,7 @@ def require_same(answers: dict[str, Sequence[Any]]) -> None:
 
 
 def turns(names: list[str], turn: int) -> list[str]:
-    """Whoever goes first is another one each time."""
+    """Return the names with another one first each time."""
     place = turn % len(names)
     return names[place:] + names[:place]
 

@@ -1,9 +1,9 @@
-"""What the probe costs vLLM: CPU time a step of its scheduler, with the probe and without it, in turns.
+"""The cost of the probe for vLLM: CPU time a step of its scheduler, with the probe and without it, in turns.
 
     python -m benchmarks.vllm_probe --vllm-python PYTHON [--rounds N]
 
-PYTHON is that of an environment with vLLM in it. There is no model behind the scheduler, so a step is schedule and
-update_from_output alone, and every request decodes. The engine's own thread is what a step waits for; the drain thread
+PYTHON is that of an environment with vLLM in it. No model is behind the scheduler, so a step is schedule and
+update_from_output alone, and every request decodes. A step waits for the engine's own thread alone. The drain thread
 packs and sends beside it.
 """
 

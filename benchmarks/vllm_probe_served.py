@@ -1,10 +1,10 @@
-"""What the probe costs a vLLM that serves: output tokens a second with it and without it, in turns.
+"""The cost of the probe for a vLLM that serves: output tokens a second with it and without it, in turns.
 
     python -m benchmarks.vllm_probe_served --vllm-python PYTHON [--repeats N]
 
-Two servers of the same vLLM with the same model, on the same core; one has the probe, which publishes to nobody.
-Whoever has not the turn is stopped by a signal. The load is `kvscope engine bench`, on the other core. The noise is
-what two neighbouring turns of the server without the probe differ by.
+Two servers of the same vLLM with the same model run on the same core. One has the probe, which publishes without a
+subscriber. A signal stops the one whose turn it is not. The load is `kvscope engine bench`, on the other core. The
+noise is what two neighbouring turns of the server without the probe differ by.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     python -m benchmarks.web [--blocks N] [--requests N] [--repeats N] [--viewers N] [--turns N]
 
-One engine with so many blocks, and requests over four system prompts that they share; the service and its pages in one
-process, as `monitor serve` has them; Debian's Chromium on the same two cores, and viewers without a browser
-(benchmarks.viewers), so that what the push costs is told apart from what a browser takes. Aims, as medians: first paint
-of the overview 1.5 s, a random moment on the block map 250 ms, another window over time 400 ms.
-`--turns 0` leaves out what viewers cost.
+One engine with that many blocks, and requests over four system prompts that they share. The service and its pages run
+in one process, as in `monitor serve`. Debian's Chromium runs on the same two cores, and viewers without a browser
+(benchmarks.viewers) separate the cost of the push from a browser's. Aims, as medians: first paint of the overview 1.5
+s, a random moment on the block map 250 ms, another window over time 400 ms. `--turns 0` leaves out what viewers cost.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def main() -> None:
 
 
 def full(blocks: int, requests: int) -> tuple[Lab, Pipeline]:
-    """An engine, and what a service knows of it."""
+    """Return an engine, and a service's state for it."""
     lab = Lab(total=blocks, block_size=16, max_num_seqs=requests * 9 // 10, max_num_batched_tokens=65_536, seed=5)
     systems = [[lab.rng.randrange(1000) for _ in range(320)] for _ in range(4)]
     length = min(560, 8 * blocks // requests)
@@ -173,7 +172,9 @@ def opened(browser: Browser, address: str, there: str) -> Page:
 
 
 def render_ms(watch: Pipeline, address: str) -> float:
-    """By the server, for whoever is the first to ask: of a processor, which other work on the machine does not slow."""
+    """Measure the server's rendering for the first viewer: processor time, which other work on the machine does not
+    slow.
+    """
 
     async def make() -> float:
         began = time.process_time()
@@ -192,8 +193,8 @@ def figures(taken: list[float]) -> tuple[float, float]:
 
 
 def ingest(browser: Browser, url: str, lab: Lab, watch: Pipeline, viewers: int, turns: int) -> None:
-    """Events a second that are entered as fast as may be, a step at a time with a pause between, while nobody looks on
-    and while some do, in turns.
+    """Measure events a second that are entered as fast as may be, a step at a time with a pause between, without
+    viewers and with some, in turns.
     """
     requests = len(lab.scheduler.requests)
     looks: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -225,7 +226,7 @@ def ingest(browser: Browser, url: str, lab: Lab, watch: Pipeline, viewers: int, 
 
 
 def more(lab: Lab, requests: int) -> list[list[Batch]]:
-    """What the engine says in its next steps; whoever ends makes room for another."""
+    """Return the engine's events in its next steps, where each request that ends makes room for another."""
     steps = []
     for _ in range(TURN_STEPS):
         for number in range(requests - len(lab.scheduler.requests)):
@@ -238,7 +239,7 @@ def more(lab: Lab, requests: int) -> list[list[Batch]]:
 
 @contextmanager
 def connected(url: str, paths: list[str]) -> Iterator[None]:
-    """Viewers without a browser, all of them told something."""
+    """Connect viewers without a browser, and wait until all of them have received something."""
     command = [sys.executable, "-m", "benchmarks.viewers", url, *paths]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

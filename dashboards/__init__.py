@@ -1,1 +1,1 @@
-"""What people look at: the web app, and dashboards, rules and routes as code."""
+"""User interfaces: the web app, and dashboards, rules and routes as code."""

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells whoever gives a flag that there is not which ones are near it. Flags are not abbreviated."""
+    """Suggests similar flags for an unknown one. Flags are not abbreviated."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name; the exit code."""
+    """Run the command that the arguments name. Return the exit code."""
     parsed = engine_parser().parse_args(arguments)
     _set_up_logging()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve_engine(parsed: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
+    """Serve until stopped. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
     config = config_of(parsed)
     listener = _listen(parsed.host, parsed.port)
     port = listener.getsockname()[1]
@@ -115,7 +115,7 @@ def serve_engine(parsed: argparse.Namespace) -> int:
 
 
 def run_bench(parsed: argparse.Namespace) -> int:
-    """Put the load on, and tell what came of it. Raises ValueError for what cannot be asked."""
+    """Run the load and report its results. Raises ValueError for what cannot be asked."""
     load = BenchLoad(**{name: getattr(parsed, name) for name in BenchLoad.__dataclass_fields__})
     config = config_of(parsed)
     if parsed.journal is not None and parsed.simulate is None:
@@ -138,7 +138,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, and ends what the engine has in hand before it waits for its connections to end."""
+    """Prints where it listens, and ends the engine's requests before it waits for its connections to end."""
 
     def __init__(self, core: EngineCore, engine: str, address: str) -> None:
         from kvscope.engine.serving.server import ENGINE_LIMITS, create_engine_app
@@ -175,7 +175,7 @@ class _Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind before the model is loaded, so that a port in use is told at once."""
+    """Bind before the model is loaded, so that a port in use is reported at once."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -186,7 +186,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _say_pool(core: EngineCore) -> None:
-    """The size of the pool, in vLLM's words."""
+    """Log the size of the pool, in vLLM's words."""
     # On models with a sliding window a block of tokens is a block in each KV group, or soon in one only.
     concurrency = core.pool.usable / core.manager.blocks_for(core.max_model_len)
     tokens = round(concurrency * core.max_model_len)
@@ -195,7 +195,7 @@ def _say_pool(core: EngineCore) -> None:
 
 
 def config_of(parsed: argparse.Namespace) -> EngineConfig:
-    """The settings that the command line gives. Raises ValueError."""
+    """Return the settings that the command line gives. Raises ValueError."""
     names = EngineConfig.__dataclass_fields__.keys() & vars(parsed).keys()
     given = {name: getattr(parsed, name) for name in names} | {"model": parsed.model_tag or parsed.model}
     return EngineConfig(**given, faults=tuple(parsed.fault), hash_key=parsed.hash_key_text.encode())
@@ -212,7 +212,7 @@ def _set_up_logging() -> None:
 
 
 def engine_parser() -> argparse.ArgumentParser:
-    """The whole command line; the reference is made from it."""
+    """Return the whole command line, from which the reference is made."""
     whole = Parser(prog="kvscope engine", description="kvscope's paged-attention engine.")
     commands = whole.add_subparsers(dest="command", required=True)
     serving = commands.add_parser(
@@ -235,7 +235,7 @@ def engine_parser() -> argparse.ArgumentParser:
 
 
 def _model_flags(command: argparse._ActionsContainer) -> None:
-    """The settings of an engine, wherever it runs."""
+    """Add the settings of an engine, wherever it runs."""
     add = command.add_argument
     model = command.add_mutually_exclusive_group()
     says = f"{TINY}, or a Hugging Face directory ({TINY})"
@@ -361,7 +361,7 @@ def _scheduling_flags(command: argparse._ActionsContainer) -> None:
 
 
 def _serving_flags(command: argparse.ArgumentParser) -> None:
-    """Where a server listens, and where it says its events."""
+    """Add the flags for the server's address and for its event stream."""
     environment = os.environ.get
     add = command.add_argument
     add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
@@ -404,7 +404,7 @@ def _serving_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _load_flags(command: argparse.ArgumentParser) -> None:
-    """The load, in the words of `vllm bench serve`, and what is asked."""
+    """Add the flags of the load, in the words of `vllm bench serve`, and of its prompts."""
     defaults = BenchLoad()
     asked = command.add_mutually_exclusive_group(required=True)
     asked.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API, such as http://127.0.0.1:8000")
@@ -461,7 +461,9 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
 
 
 def parse_size(text: str) -> int:
-    """A whole number: 65536, 64K (1024 each) or 65.536k (1000 each). Raises ArgumentTypeError for what is none."""
+    """Parse a whole number: 65536, 64K (1024 each) or 65.536k (1000 each). Raises ArgumentTypeError for what is
+    none.
+    """
     match = _SIZE.fullmatch(text)
     if match is None:
         message = f"{text!r} is no size: give a number such as 65536, 64K (of 1024) or 64k (of 1000)"

@@ -1,4 +1,4 @@
-"""What can be set in the engine. Imports no torch."""
+"""The settings of the engine. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class EngineConfig:
     """One engine's settings, in the field's own names. Raises ValueError, naming the setting and what it may be.
 
     model: `tiny`, or a local Hugging Face directory. served_model_name: what clients call it; the model's own name
-    unless given. num_gpu_blocks_override: blocks of the pool, the reserved one included; None: as many as
-    kv_cache_memory_bytes hold. That one None: as many as gpu_memory_utilization, a share of the device's memory, leaves
-    room for; on the CPU of memory_budget, the bytes that the process is to stay within, and without a budget
-    DEFAULT_KV_BYTES. max_model_len: None is the model's own. hash_key: of the prefix hashes; empty is random.
+    unless given. num_gpu_blocks_override: blocks of the pool, the reserved one included (None: as many as
+    kv_cache_memory_bytes hold). If that is None too, the size follows from gpu_memory_utilization, a share of the
+    device's memory, or on the CPU from memory_budget, the bytes that the process is to stay within, or DEFAULT_KV_BYTES
+    without a budget. max_model_len: None is the model's own. hash_key: of the prefix hashes (empty: random).
     kv_connector: `host` keeps the KV of finished requests in host memory, `peer` hands it to another engine, which may
     fetch it at kv_transfer_endpoint (a port of * picks a free one). kv_lease_seconds: how long the connector may keep a
-    finished request's blocks; 0 is until it says that it is done, None the connector's own (KV_LEASE_SECONDS).
-    async_scheduling: plan a step while the one before it runs. enforce_eager: capture no decodes as graphs; None: only
+    finished request's blocks: 0 is until it reports completion, None the connector's own (KV_LEASE_SECONDS).
+    async_scheduling: plan a step while the one before it runs. enforce_eager: capture no decodes as graphs. None: only
     on the CPU, which has no graphs: with False, decodes are copied and padded there as for a replay, and computed.
     """
 

@@ -1,7 +1,7 @@
 """Faults that can be switched on by name, to see an incident of the catalogue happen for real.
 
-`--fault CODE[:key=value]…` breaks one mechanism of the engine at one named place (PLACES); nothing false is ever said
-to the event stream. While a fault is on, the engine's description, its log and every page of the monitor say so.
+`--fault CODE[:key=value]…` breaks one mechanism of the engine at one named place (PLACES). The events stay true. While
+a fault is on, the engine's description, its log and every page of the monitor show it.
 
     key    meaning                                                             default
     -----  ------------------------------------------------------------------  -----------------
@@ -9,7 +9,7 @@ to the event stream. While a fault is on, the engine's description, its log and 
     after  let so many chances pass first                                      0
     limit  strike at most so often                                             no limit
 
-A chance is one time that the code comes by the place; for faults of requests, one request.
+A chance is one time that the code comes by the place, or one request for faults of requests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MOST_STRUCK: Final = 10_000
 
 @dataclass
 class Fault:
-    """One fault that is on: its parameters, the chances it had, and whom it struck."""
+    """One fault that is on: its parameters, the chances it had, and the requests on which it triggered."""
 
     code: str
     every: int = 1
@@ -69,7 +69,7 @@ class Fault:
     limit: int = 0
     chances: int = 0
     struck: list[str] = field(default_factory=list)
-    """Ids of the requests it struck, the first MOST_STRUCK of them."""
+    """Ids of the requests on which it triggered, the first MOST_STRUCK of them."""
     strikes: int = 0
     decided: dict[str, bool] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Fault:
 
 
 class Faults:
-    """The faults that are on. Empty, which is the default, it never strikes."""
+    """The faults that are on. Empty, which is the default, it never triggers."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self.on = {fault.code: fault for fault in faults}
@@ -99,7 +99,7 @@ class Faults:
         return True
 
     def strikes_request(self, code: str, request: str) -> bool:
-        """The same for faults that stay with a request: decided at its first chance, and so from then on."""
+        """Return the same for faults that stay with a request: decided at its first chance, and so from then on."""
         fault = self.on.get(code)
         if fault is None:
             return False

@@ -19,7 +19,7 @@ many as it has rows. Both read keys and values from the caches, this step's too:
     query_starts   [B + 1] int64                       where each sequence's rows begin, and the last one's end
     result         as the query
 
-`rms_norm` divides rows by their root mean square and multiplies them with a weight; rows of hidden states or, each on
+`rms_norm` divides rows by their root mean square and multiplies them with a weight. Rows are hidden states or, each on
 its own, heads. A `delta` is added to the rows first, which keep the sum:
 
     hidden, delta          [N, size] or [N, heads, size]
@@ -31,7 +31,7 @@ its own, heads. A `delta` is added to the rows first, which keep the sum:
     heads                  [N, heads, D]               of queries and keys
     turns                  [N, 2, D]                   cosines and sines, twice the D / 2, the first sines negated
 
-Rows of query, key, value, hidden states and heads may be apart; within one, heads are contiguous.
+Rows of query, key, value, hidden states and heads may be apart. Within one, heads are contiguous.
 
 kv_write.py, paged_decode.py, …                    the kernels; importing them needs Triton
 tiles.py                                           what the attention kernels share

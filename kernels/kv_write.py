@@ -15,7 +15,7 @@ KV_WRITE_WIDTH: Final = 1024
 
 
 def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """The kernel: both caches in one launch."""
+    """Write both caches in one launch, in Triton."""
     row = key.shape[1] * key.shape[2]
     kv_write_kernel[(len(key), triton.cdiv(row, KV_WRITE_WIDTH))](
         key, value, key_cache, value_cache, slots, row, key.stride(0), value.stride(0), WIDTH=KV_WRITE_WIDTH, **COMMON

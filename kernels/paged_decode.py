@@ -20,7 +20,7 @@ from kvscope.kernels.tiles import COMMON, LEAST, LOG2_E, MIN_SIDE, NO_WINDOW, fo
 MIN_SPLIT: Final = 256
 """Tokens of a split at least: its result, four bytes a value and written and read again, is then little beside them."""
 MAX_SPLITS: Final = 64
-"""What the second kernel holds in registers at once."""
+"""Bound on the splits that the second kernel holds in registers at once."""
 
 
 def paged_decode(
@@ -33,7 +33,7 @@ def paged_decode(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """The kernel. `splits`, up to MAX_SPLITS, is chosen to occupy the device unless given.
+    """Compute the decode attention in Triton. `splits`, up to MAX_SPLITS, is chosen to occupy the device unless given.
 
     Raises ValueError for heads that are too wide for it.
     """
@@ -83,7 +83,8 @@ def paged_decode(
 
 
 def splits_for(programs: int, longest: int, processors: int) -> int:
-    """Splits of a batch that takes `programs` unsplit, its longest sequence `longest`, on so many multiprocessors.
+    """Return the splits of a batch that takes `programs` unsplit, its longest sequence `longest`, on that many
+    multiprocessors.
 
     Two programs share a multiprocessor. A batch that gives each one already is not split: the second kernel's launch
     would cost more than the other half.
@@ -94,7 +95,7 @@ def splits_for(programs: int, longest: int, processors: int) -> int:
 
 
 def paged_decode_constants(heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int) -> dict[str, int]:
-    """What the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
+    """Return the constants that the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
     return {
         **head_constants(heads, kv_heads, head_size, block_size, itemsize, tile=64),
         "GROUP_PADDED": max(MIN_SIDE, triton.next_power_of_2(heads // kv_heads)),
@@ -104,7 +105,7 @@ def paged_decode_constants(heads: int, kv_heads: int, head_size: int, block_size
 def paged_decode_options(head_size: int, amd: bool) -> dict[str, int | bool]:
     """Threads / 32 of a program, what the widest heads need to stay in registers, and the depth of its pipeline.
 
-    Block numbers are fetched first, then two tiles at once; an AMD device has shared memory for one.
+    Block numbers are fetched first, then two tiles at once. An AMD device has shared memory for one.
     """
     return {"num_warps": 8 if head_size > 128 else 4, "num_stages": 2 if amd else 5, **COMMON}
 

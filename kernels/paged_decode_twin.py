@@ -29,7 +29,7 @@ def paged_decode_torch(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """The twin, for any device and dtype. What a sequence does not see must be finite.
+    """Compute the same as the kernel, on any device and dtype. Values that a sequence does not see must be finite.
 
     It works through the sequences in groups: best those of about one length stand together.
     """

@@ -1,6 +1,6 @@
 """Chunked prefill over a paged prefix in Triton. Shapes are those of kernels/__init__.py.
 
-A program serves one sequence, one key-value head and a tile of rows, a row being one query head of one token; the heads
+A program serves one sequence, one key-value head and a tile of rows, a row being one query head of one token. The heads
 that share a key stand side by side, so that a tile is full whatever their number. It walks what its rows see in tiles
 of tokens, whatever the block size.
 """
@@ -26,7 +26,7 @@ def paged_prefill(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """The kernel. `longest` is the most rows that a sequence has, known to the host.
+    """Compute the prefill attention in Triton. `longest` is the most rows that a sequence has, known to the host.
 
     Raises ValueError for heads that are too wide for it.
     """
@@ -56,7 +56,7 @@ def paged_prefill(
 def paged_prefill_constants(
     heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int
 ) -> dict[str, int]:
-    """What the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
+    """Return the constants that the kernel is compiled for. Raises ValueError for heads that are too wide for it."""
     narrow, wide = (128, 64) if itemsize == 2 else (32, 16)
     return {
         **head_constants(heads, kv_heads, head_size, block_size, itemsize, tile=32),

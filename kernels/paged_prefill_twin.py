@@ -20,7 +20,8 @@ def paged_prefill_torch(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """The twin, for any device and dtype, one sequence after another. What no row sees must be finite.
+    """Compute the same as the kernel, on any device and dtype, one sequence after another. Values that no row sees must
+    be finite.
 
     `longest` is there for the kernel.
     """

@@ -2,8 +2,8 @@
 
 Root mean square layer normalisation, https://arxiv.org/abs/1910.07467. Shapes are those of kernels/__init__.py.
 
-A program takes whole rows, as many narrow ones as fill it; a row is read once and stays in registers, so that addition
-and norm cost what reading and writing cost.
+A program takes whole rows, as many narrow ones as fill it. A row is read once and stays in registers, so that addition
+and norm cost only reading and writing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from kvscope.kernels.tiles import COMMON
 
 VALUES: Final = 1024
-"""Of a program, unless a single row has more."""
+"""Values of a program, unless a single row has more."""
 MAX_SIZE: Final = 1 << 14
 """A row's values must stay in registers."""
 
@@ -26,7 +26,7 @@ MAX_SIZE: Final = 1 << 14
 def rms_norm(
     hidden: Tensor, weight: Tensor, epsilon: float, delta: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """The kernel: addition and norm in one launch. Raises ValueError for rows that are too wide for it."""
+    """Compute addition and norm in one launch, in Triton. Raises ValueError for rows that are too wide for it."""
     size = hidden.shape[-1]
     fixed = rms_norm_constants(size, added=delta is not None)
     if out is None:
@@ -53,7 +53,7 @@ def rms_norm(
 
 
 def rms_norm_constants(size: int, added: bool) -> dict[str, int]:
-    """What the kernel is compiled for. Raises ValueError for rows that are too wide for it."""
+    """Return the constants that the kernel is compiled for. Raises ValueError for rows that are too wide for it."""
     if size > MAX_SIZE:
         raise ValueError(f"rows of {size} values are to be normed, and may have {MAX_SIZE} at most")
     padded = triton.next_power_of_2(size)

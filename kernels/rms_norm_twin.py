@@ -9,7 +9,7 @@ from torch.nn import functional
 def rms_norm_torch(
     hidden: Tensor, weight: Tensor, epsilon: float, delta: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """The twin, for any device and dtype."""
+    """Compute the same as the kernel, on any device and dtype."""
     if delta is not None:
         hidden += delta
     normed = functional.rms_norm(hidden, weight.shape, weight, epsilon)

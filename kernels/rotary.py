@@ -15,18 +15,18 @@ from torch import Tensor
 from kvscope.kernels.tiles import COMMON
 
 PAIRS: Final = 1024
-"""Of a program: enough for 16 bytes a thread."""
+"""Pairs of a program: enough for 16 bytes a thread."""
 
 
 def rotary(heads: Tensor, turns: Tensor) -> None:
-    """The kernel."""
+    """Turn the heads in Triton."""
     tokens, count, head_size = heads.shape
     fixed = rotary_constants(head_size)
     rotary_kernel[(tokens, triton.cdiv(count, fixed["HEADS"]))](heads, turns, count, heads.stride(0), **fixed, **COMMON)
 
 
 def rotary_constants(head_size: int) -> dict[str, int]:
-    """What the kernel is compiled for."""
+    """Return the constants that the kernel is compiled for."""
     padded = triton.next_power_of_2(head_size // 2)
     return {"HALF": head_size // 2, "HALF_PADDED": padded, "HEADS": max(1, PAIRS // padded)}
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def rotary_torch(heads: Tensor, turns: Tensor) -> None:
-    """The twin, for any device and dtype."""
+    """Turn the heads as the kernel does, on any device and dtype."""
     cos, sin = turns.unsqueeze(2).unbind(1)
     partners = heads.roll(heads.shape[2] // 2, 2)
     heads.mul_(cos).addcmul_(partners, sin)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: one tile of a sequence's keys and values, folded into a running softmax.
+"""The shared code of the attention kernels: one tile of a sequence's keys and values, folded into a running softmax.
 
 A softmax over tiles keeps, for each row of queries, its largest score, the sum of the exponentials and the weighted
 values, and corrects them when the largest grows (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867).
@@ -14,9 +14,9 @@ import triton.language as tl
 
 LOG2_E: Final = 1.4426950408889634
 MIN_SIDE: Final = 16
-"""Rows, and head size, that a tensor core's product takes at least; what is too many is masked."""
+"""Rows, and head size, that a tensor core's product takes at least. A mask covers the rest."""
 TILE_BYTES: Final = 16 << 10
-"""Of a tile's keys, and of its values: with two tiles on their way, within every target's shared memory."""
+"""Size of a tile's keys, and of its values: with two tiles on their way, within every target's shared memory."""
 MAX_HEAD_SIZE: Final = 256
 """A head's values must stay in registers."""
 NO_WINDOW: Final = 2**31 - 1
@@ -30,7 +30,8 @@ LEAST: Final = tl.constexpr(-3.0e38)
 def head_constants(
     heads: int, kv_heads: int, head_size: int, block_size: int, itemsize: int, tile: int
 ) -> dict[str, int]:
-    """What both attention kernels are compiled for, with `tile` tokens a tile if they are not too many bytes.
+    """Return the constants that both attention kernels are compiled for, with `tile` tokens a tile if they are not too
+    many bytes.
 
     Raises ValueError for heads that are too wide, or that the key heads do not divide evenly.
     """
@@ -70,8 +71,8 @@ def fold_tile(  # type: ignore[no-untyped-def]
 ):
     """Fold `tokens` [T] in, of which those `written` are read and those `visible` [rows, T] seen.
 
-    query [rows, HEAD_PADDED]; `scale` is times log2(e). Returns largest [rows], total [rows] and weighted
-    [rows, HEAD_PADDED] as they are then.
+    query [rows, HEAD_PADDED], with `scale` times log2(e). Returns largest [rows], total [rows] and weighted [rows,
+    HEAD_PADDED] as they are then.
     """
     columns = tl.arange(0, HEAD_PADDED)
     # 64 bits: a pool of many blocks is larger than 2^31 elements.

@@ -1,6 +1,6 @@
 """Explain the KV-cache memory of paged-attention LLM engines.
 
-Who holds every block, why, since when, and what to do.
+It shows the holder of every block, the reason, the age, and the remedy.
 
     with kvscope.open("recording/") as session:
         for finding in session.findings():

@@ -1,1 +1,1 @@
-"""kvscope's monitor: turns what an engine says about its KV memory into state, judgement and explanation."""
+"""kvscope's monitor: turns an engine's events about its KV memory into state, judgement and explanation."""

@@ -18,7 +18,7 @@ class ReceiverView(msgspec.Struct, frozen=True):
 
 
 class AlertView(msgspec.Struct, frozen=True):
-    """One alert that is open: told to fire, and not yet told to be resolved."""
+    """An open alert: reported as firing, and not yet as resolved."""
 
     id: str
     engine: str

@@ -127,7 +127,7 @@ class BoundedTransport(httpx.BaseTransport):
         self._transport._pool._network_backend = _BoundedBackend(self._deadline)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; the deadline begins now, and covers reading the body."""
+        """Send the request. The deadline begins now, and covers reading the body."""
         request.headers["Accept-Encoding"] = "identity"
         timeout_s = request.extensions.get("timeout", {}).get("read")
         self._deadline.at_s = time.monotonic() + (timeout_s or self._deadline_s)

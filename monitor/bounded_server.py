@@ -24,7 +24,7 @@ TOO_LONG_HEADER: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
 DESCRIPTOR_SHARE: Final = 0.75
-"""Of the process's file descriptors, what connections may have: files, sockets of streams and history need the rest."""
+"""The share of the process's file descriptors for connections: files, sockets of streams and history need the rest."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,9 @@ class BoundedRequests:
             self.requests -= 1
 
     async def _body(self, scope: Scope, receive: Receive) -> Message | None:
-        """Return all of the body as one message, or the disconnection that came before its end; None: too long."""
+        """Return all of the body as one message, or the disconnection that came before its end, or None if it is too
+        long.
+        """
         most = self.server_limits.body_bytes
         stated = dict(scope["headers"]).get(b"content-length", b"0")
         if not stated.isdigit() or int(stated[:20]) > most:
@@ -185,7 +187,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send, status: int, why: s
 
 
 def bounded_server(app: ASGIApp, server_limits: ServerLimits, **settings: Any) -> uvicorn.Server:
-    """Make a server of `app` with these limits; `settings` are uvicorn's."""
+    """Make a server of `app` with these limits. `settings` are uvicorn's."""
     return uvicorn.Server(BoundedConfig(app, server_limits, **settings))
 
 

@@ -94,7 +94,7 @@ def parser(
 
 
 def _explained(error: Exception) -> tuple[int, str]:
-    """Return the exit code and the message of an error that a command expects; no message for any other."""
+    """Return the exit code and the message of an error that a command expects, or no message for any other."""
     # Imported only here, since they bring the detectors with them.
     from kvscope.monitor.doctor.report import CANNOT_TELL, USAGE
     from kvscope.monitor.errors import BadTarget, CannotTell, NotKnown, Unreachable

@@ -60,7 +60,7 @@ def _wilson_hilferty(count: int, z: float) -> float:
 
 
 def _root(beyond: Callable[[float], bool], most: float) -> float:
-    """Return where `beyond` becomes true between 0 and `most`; it stays true from there on."""
+    """Return where `beyond` becomes true between 0 and `most`. It stays true from there on."""
     low, high = 0.0, most
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Every exception that kvscope raises on purpose. Each message says what is wrong and what to do about it.
+"""Every exception that kvscope raises on purpose. Each message names the problem and the remedy.
 
 KvscopeError
 ├── BadTarget        the target is nothing that kvscope can open
@@ -22,11 +22,11 @@ class KvscopeError(Exception):
 
 
 class BadTarget(KvscopeError):
-    """The target cannot be opened. The message says what kvscope can open."""
+    """The target cannot be opened. The message lists what kvscope can open."""
 
 
 class BadQuestion(KvscopeError, ValueError):
-    """The question makes no sense. The message says why."""
+    """The question makes no sense. The message gives the reason."""
 
 
 class BadTime(BadQuestion):
@@ -34,7 +34,7 @@ class BadTime(BadQuestion):
 
 
 class NotKnown(KvscopeError, LookupError):
-    """There is no such engine, request, block, finding or time. The message says what there is."""
+    """The engine, request, block, finding or time does not exist. The message lists those that exist."""
 
 
 class CannotTell(KvscopeError):
@@ -49,7 +49,7 @@ class CannotTell(KvscopeError):
 
 
 class Unreachable(KvscopeError):
-    """The service does not answer, or not as a kvscope service does. The message says what to do."""
+    """The service does not answer, or not as a kvscope service does. The message names the remedy."""
 
 
 class ContractError(KvscopeError):

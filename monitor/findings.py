@@ -1,10 +1,10 @@
 """A finding's life: a fold over judgements. Pending within its grace, then firing, then resolved.
 
-The same trouble (engine, code, key) is one finding that grows, not many. One that is not judged any more is resolved
-after a moment, so that a judgement that flickers does not fire twice.
+Judgements of the same problem (engine, code, key) make one finding that grows, not many. One that is not judged any
+more is resolved after a moment, so that a judgement that flickers does not fire twice.
 
-What another finding explains (kvscope.monitor.detectors.effects) is suppressed: its root cause lists it, and it does
-not fire. One that fired before its cause did is over for those who were told of it. When the cause has ended and the
+A finding that another one explains (kvscope.monitor.detectors.effects) is suppressed: its root cause lists it, and it
+does not fire. A finding that fired before its cause did is resolved for its receivers. When the cause has ended and the
 effect goes on nevertheless, it fires.
 """
 
@@ -33,7 +33,7 @@ from kvscope.monitor.text import timestamp
 FindingState = Literal["pending", "firing", "suppressed", "resolved"]
 
 Place = tuple[str, str, str]
-"""Engine, code and key: what tells one trouble from another."""
+"""Engine, code and key: the identity of a problem."""
 
 RESOLVE_AFTER_NS: Final = 3_000_000_000
 SETTLES_NS: Final = {"sizing.kv-too-small": 120_000_000_000, "held.prefix-cache": 300_000_000_000}
@@ -45,9 +45,9 @@ COUNTS_EVENTS: Final = frozenset(("sizing.kv-too-small", "thrash.preemption"))
 EFFECT_LASTS_NS: Final = 30_000_000_000
 """So long after its cause an effect may go on: a queue that has grown takes its time."""
 LOOK_AGAIN_S: Final = 300.0
-"""So long after a restart, what is judged where an alert was open is the same trouble still."""
+"""The time after a restart during which a judgement in the place of an open alert continues it."""
 MAX_RESOLVED: Final = 1_000
-"""Of each engine."""
+"""Bound for each engine."""
 MAX_SET_ASIDE: Final = 256
 """Engines that are not watched any more, whose findings are kept as they were."""
 MAX_KEPT_CULPRITS: Final = 10_000
@@ -59,16 +59,14 @@ OUTLASTS_EPOCH: Final = "blind."
 
 
 class Culprits(msgspec.Struct, frozen=True):
-    """Who it is about: request ids, block ids."""
+    """The requests and blocks of a finding: their ids."""
 
     requests: list[str]
     blocks: list[int]
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a finding brings about that would be a finding without it: its code, since when, who it is about now or was
-    last.
-    """
+    """A finding caused by another one: its code, since when, and the requests it concerns now or concerned last."""
 
     code: str
     since: str | None
@@ -76,7 +74,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class FindingReport(msgspec.Struct, frozen=True):
-    """A finding as every outlet shows it. Times are RFC 3339; lists are empty, never null."""
+    """A finding as every outlet shows it. Times are RFC 3339. Lists are empty, never null."""
 
     id: str
     code: str
@@ -100,13 +98,13 @@ class FindingReport(msgspec.Struct, frozen=True):
     caused_by: list[str] = []
     """The codes of its root causes, if it is suppressed."""
     alternatives: list[Alternative] = []
-    """Other explanations, each with what excludes it. Of a confirmed finding, all are excluded."""
+    """Other explanations, each with what excludes it. A confirmed finding has all of them excluded."""
     harm: FindingHarm | None = None
     """None where nothing is measured: from metrics, a log or a report."""
 
 
 class Finding:
-    """One trouble of one engine, from when it was first judged to when it ended. Times are wall ns."""
+    """One problem of one engine, from its first judgement to its end. Times are wall ns."""
 
     def __init__(self, judgement: Judgement, now_ns: int, first_seen_ns: int = 0) -> None:
         self.judgement = judgement
@@ -121,7 +119,7 @@ class Finding:
         """The roots that explain it, or did last."""
         self.explained_ns = 0
         self.unseen_until_ns = 0
-        """Its engine is watched again, and until then the detectors have time to see it again; 0: they did."""
+        """Its engine is watched again, and until then the detectors have time to see it again (0: they did)."""
         self.is_past = False
         """Whether the evidence has ended, so that no more follows."""
         self._worst: Severity = "info"
@@ -147,7 +145,7 @@ class Finding:
         return self._worst
 
     def _culprits(self) -> Culprits:
-        """The requests of now; of a finding that is over, all that it ever named."""
+        """Return the current requests, or all that were ever named for a finding that is over."""
         over = (self.is_past or self.state == "resolved") and not self.judgement.code.startswith(RECURRING)
         return Culprits(list(self._requests if over else self.judgement.requests), list(self.judgement.blocks))
 
@@ -158,13 +156,13 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """The same for all of its life, and no other's."""
+        """An id that stays the same until its end, and is no other finding's."""
         judged = self.judgement
         text = f"{judged.engine}\n{judged.code}\n{judged.key}\n{self.first_seen_ns}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def life(self, now_ns: int) -> tuple[int, int]:
-        """From when the trouble was there until when, or now (wall)."""
+        """Return from when until when the problem was there, or until now (wall)."""
         return self.judgement.since_ns or self.first_seen_ns, self.resolved_ns or now_ns
 
     def report(self) -> FindingReport:
@@ -205,7 +203,7 @@ class Transition(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """What was open of an engine when it was last watched."""
+    """The open findings of an engine when it was last watched."""
 
     at_ns: int
     findings: list[Finding]
@@ -222,8 +220,8 @@ class Findings:
         self._known_until_ns = 0
 
     def remember(self, known: Mapping[Place, int], until_ns: int) -> None:
-        """Take what was open in an earlier life of the service, and when it was first seen there (wall ns). What is
-        judged in the same place before `until_ns` is the same finding, with the same id.
+        """Take what was open in an earlier life of the service, and when it was first seen there (wall ns). A judgement
+        in the same place before `until_ns` is the same finding, with the same id.
         """
         self._known = dict(known)
         self._known_until_ns = until_ns
@@ -248,7 +246,7 @@ class Findings:
 
     def expect(self, engine: str, findings: Iterable[Finding], now_ns: int) -> None:
         """Take what another service found on an engine that is watched here from now on (wall ns), as `set_aside` does
-        what was found here. What fires here by itself goes on as it is.
+        what was found here. Findings that fire here by themselves go on unchanged.
         """
         firing = {place for place, finding in self._open.items() if finding.state != "pending"}
         self._aside[engine] = SetAside(now_ns, [finding for finding in findings if finding.place not in firing])
@@ -269,7 +267,7 @@ class Findings:
         epoch_ns: int = 0,
         heard_ns: int | None = None,
     ) -> list[Transition]:
-        """Fold in all that is judged of one engine at `now_ns` (wall); what changed by it. A finding from before
+        """Fold in all judgements of one engine at `now_ns` (wall). Return the changes. A finding from before
         `epoch_ns`, when the engine started, ends with the process that it is about. `heard_ns`: when the engine last
         sent something (None: now). While it is silent nothing shows that a problem is over.
         """
@@ -345,35 +343,37 @@ class Findings:
         return transitions
 
     def firing(self) -> list[Finding]:
-        """What is wrong now, the worst first."""
+        """Return the open findings, the worst first."""
         return sorted((f for f in self._open.values() if f.state == "firing"), key=finding_order)
 
     def pending(self) -> list[Finding]:
-        """What may be about to fire."""
+        """Return the findings that may be about to fire."""
         return [finding for finding in self._open.values() if finding.state == "pending"]
 
     def suppressed(self) -> list[Finding]:
-        """What others explain, and list."""
+        """Return the findings that others explain, and list."""
         return [finding for finding in self._open.values() if finding.state == "suppressed"]
 
     def resolved(self) -> list[Finding]:
-        """What was wrong, the latest first."""
+        """Return the resolved findings, the latest first."""
         ended = (finding for findings in self._resolved.values() for finding in findings)
         return sorted(ended, key=lambda finding: -finding.resolved_ns)
 
     def set_aside_since(self, at_ns: int) -> list[Finding]:
-        """What fired at a time (wall ns), of engines that are not watched any more."""
+        """Return the findings that fired at a time (wall ns), of engines that are not watched any more."""
         aside = (finding for each in self._aside.values() for finding in each.findings)
         return [finding for finding in aside if finding.state == "firing" and finding.last_seen_ns >= at_ns]
 
     def by_id(self, id: str) -> Finding | None:
-        """The one of that id, if it is open, set aside, or was resolved not too long ago."""
+        """Return the finding of that id, if it is open, set aside, or was resolved not too long ago."""
         known = (*self._open.values(), *self.set_aside_since(0), *self.resolved())
         return next((finding for finding in known if finding.id == id), None)
 
 
 def _roots(finding: Finding, explained: Mapping[Place, list[Finding]]) -> list[Finding]:
-    """What explains it and is not explained itself; of what was explained a moment ago, what explained it then."""
+    """Return its root causes, which nothing else explains. A finding explained until a moment ago keeps the causes of
+    then.
+    """
     roots: dict[Place, Finding] = {}
     for cause in explained[finding.place]:
         if explained[cause.place]:
@@ -401,7 +401,7 @@ def _list_effects(findings: Iterable[Finding]) -> None:
 
 
 def runbook(code: str) -> str:
-    """The page that tells all about a code; the service serves it under the same path."""
+    """Return the page that explains a code. The service serves it under the same path."""
     return f"docs/runbooks/{code}.md"
 
 
@@ -411,7 +411,7 @@ def severity_at_least(severity: Severity, bar: Severity) -> bool:
 
 
 def finding_order(finding: Finding) -> tuple[int, int, int, int]:
-    """Order by severity, then by effects, then by age; then hypotheses, by how probable they are."""
+    """Order by severity, then by effects, then by age. Hypotheses come last, the most probable first."""
     rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0
     severity = 0 if rank else -SEVERITIES.index(finding.severity)
     return rank, severity, -len(finding.effects), finding.first_seen_ns

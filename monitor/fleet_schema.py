@@ -1,4 +1,4 @@
-"""What can be asked about many engines together: the answer to `fleet_overview`."""
+"""Queries about many engines together: the answer to `fleet_overview`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 STRIP_BUCKET_S: Final = 10.0
 STRIP_BUCKETS: Final = 60
-"""Of a strip: ten minutes."""
+"""Buckets of a strip: ten minutes."""
 UNKNOWN_USAGE: Final = -1
 
 FleetHarm = Literal["critical", "error", "warning", "unserved", "unknown", "none"]
@@ -19,9 +19,9 @@ CauseKind = Literal["release", "zone", "node", "agent", "model", "connector", "t
 
 
 class FleetEngineView(msgspec.Struct, frozen=True):
-    """One engine among many. `findings` counts those that fire by severity; `codes` are theirs, the worst first.
+    """One engine among many. `findings` counts those that fire by severity. `codes` are theirs, the worst first.
 
-    agent: the service that processes it; empty where that is this one. age_s: of what is shown. usage_strip: the pool's
+    agent: the service that processes it, empty where that is this one. age_s: of what is shown. usage_strip: the pool's
     usage in percent in each of the last STRIP_BUCKETS buckets, the latest last, -1 where it is not known.
     """
 
@@ -45,7 +45,7 @@ class FleetEngineView(msgspec.Struct, frozen=True):
 
 
 class FleetAgentView(msgspec.Struct, frozen=True):
-    """A service that processes engines. `error` says why it does not report or answer, empty if it does.
+    """A service that processes engines. `error` is the reason why it does not report or answer, or empty.
 
     age_s: since its last message was stored.
     """
@@ -61,7 +61,7 @@ class FleetAgentView(msgspec.Struct, frozen=True):
 class FleetCause(msgspec.Struct, frozen=True):
     """Findings of one code on several engines that have something in common: `kind` is what, `name` which.
 
-    of_engines: engines that have it in common, found or not; `engines` are those where the code fires. since: the
+    of_engines: engines that have it in common, found or not. `engines` are those where the code fires. since: the
     earliest. Several groups may name one finding: what its engines share is not yet what causes it.
     """
 
@@ -78,7 +78,7 @@ class FleetCause(msgspec.Struct, frozen=True):
 
 
 class FleetNote(msgspec.Struct, frozen=True):
-    """Something about an engine that is no finding: it changed hands, say."""
+    """A note about an engine that is no finding, such as a change of its agent."""
 
     at: str | None
     engine: str

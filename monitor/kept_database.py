@@ -1,4 +1,4 @@
-"""An SQLite database that a service keeps under --data, or in memory without one: private, and written anew if deleted.
+"""An SQLite database that a service keeps under --data, or in memory without one: private, and made again if deleted.
 
 Thread-safe. All of it raises sqlite3.Error.
 """
@@ -24,7 +24,7 @@ class KeptDatabase:
         self.database.executescript(tables)
 
     def close(self) -> None:
-        """Close the database. What was not sent stays in it."""
+        """Close the database. Unsent data stays in it."""
         with self.lock:
             self.database.close()
 
@@ -33,7 +33,7 @@ class KeptDatabase:
         return self._path is not None and _inode_of(self._path) != self._inode
 
     def write_again(self) -> None:
-        """Make the file anew, with all that was in it. Raises OSError, too."""
+        """Make the file again, with its full contents. Raises OSError, too."""
         assert self._path is not None
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.lock:
@@ -61,7 +61,7 @@ class KeptDatabase:
 
 
 def _opened_database(path: Path | None) -> sqlite3.Connection:
-    """Open the database at `path` (None: in memory); its files are its owner's alone. Raises OSError, too."""
+    """Open the database at `path` (None: in memory). Its files are its owner's alone. Raises OSError, too."""
     if path is not None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         path.chmod(0o600)  # SQLite gives its -wal and -shm the same
@@ -72,7 +72,7 @@ def _opened_database(path: Path | None) -> sqlite3.Connection:
 
 
 def _inode_of(path: Path | None) -> int:
-    """Return the number of the file at a path; 0 if there is none."""
+    """Return the number of the file at a path, or 0 if there is none."""
     try:
         return path.stat().st_ino if path is not None else 0
     except FileNotFoundError:

@@ -79,7 +79,7 @@ class Pipeline(QueryHandlers):
     def resume(self, records: Iterable[Record], points: Iterable[Point]) -> None:
         """Continue an engine where an earlier service left it, from the last records and the `points` that it kept.
 
-        What follows from the records was counted and notified then, and is not again. Points that a killed service did
+        The earlier service counted and notified these records, so this one does not. Points that a killed service did
         not keep are left out, so that memory and history show the same.
         """
         with self._lock:
@@ -123,7 +123,7 @@ class Pipeline(QueryHandlers):
                 self._transitions += self.lifecycle.update(engine, ledger.now_ns + FORGOTTEN_AFTER_NS, [])
 
     def remove(self, engine: str) -> None:
-        """Drop an engine that is not watched here any more. No finding fires or is resolved by it; see `set_aside`."""
+        """Drop an engine that is not watched here any more. No finding fires or is resolved by it (see `set_aside`)."""
         with self._lock:
             ledger = self.fleet.engines.pop(engine, None)
             if ledger is not None:
@@ -133,8 +133,8 @@ class Pipeline(QueryHandlers):
                 self.lifecycle.set_aside(engine, ledger.now_ns)
 
     def expect(self, engine: str, findings: Iterable[Finding], now_ns: int) -> None:
-        """Take what is open on an engine by the word of the service that watched it until `now_ns` (wall). What is
-        found again is the same finding, and what is not is resolved after LOOK_AGAIN_S.
+        """Take what is open on an engine by the word of the service that watched it until `now_ns` (wall). A finding
+        that is found again continues, and one that is not is resolved after LOOK_AGAIN_S.
         """
         with self._lock:
             self.lifecycle.expect(engine, findings, now_ns)
@@ -152,7 +152,7 @@ class Pipeline(QueryHandlers):
             self._judge_health()
 
     def _judge_health(self) -> None:
-        """Run the detectors over the engines whose observers' health has changed; no time passes by that."""
+        """Run the detectors over the engines whose observers' health has changed. No time passes by that."""
         with self._lock:
             for ledger in self.fleet.engines.values():
                 if ledger.observer_failures != self.supervisor.failures(ledger.engine):

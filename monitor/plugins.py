@@ -5,9 +5,9 @@ checks what it gets, and calls `report_failure` when a plug-in is refused, raise
 plug-in with its status, failures included, and `failures()` is what the pipeline turns into blind.plugin-failed
 findings. This module knows nothing about detectors, sources or receivers.
 
-A plug-in runs in the process of kvscope with its rights: install only what you trust. What is contained is mistakes.
-`call_within` bounds a call by time: it runs on a daemon thread, and one that does not return is left behind there.
-Code that never releases the GIL cannot be bounded this way.
+A plug-in runs in the process of kvscope with its rights: install only what you trust. Containment covers mistakes.
+`call_within` bounds a call by time: it runs on a daemon thread, and one that does not return is left behind there. Code
+that never releases the GIL cannot be bounded this way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECEIVER_GROUP: Final = "kvscope.receivers"
 GROUPS: Final = (DETECTOR_GROUP, SOURCE_GROUP, RECEIVER_GROUP)
 
 LOAD_DEADLINE_S: Final = 10.0
-"""How long the import of one plug-in may take; heavy packages need seconds on a busy machine."""
+"""How long the import of one plug-in may take. Heavy packages need seconds on a busy machine."""
 
 T = TypeVar("T")
 PluginState = Literal["loaded", "failed"]
@@ -46,7 +46,7 @@ class Plugin:
 
 
 class PluginStatus(msgspec.Struct, frozen=True):
-    """A plug-in as `monitor plugins` lists it. `error` is empty while nothing failed; `since` is RFC 3339: when it was
+    """A plug-in as `monitor plugins` lists it. `error` is empty while nothing failed. `since` is RFC 3339: when it was
     loaded, or when it first failed.
     """
 
@@ -61,7 +61,7 @@ class PluginStatus(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PluginFailure:
-    """What went wrong with a plug-in. Times are wall ns. `disabled`: kvscope does not call it again."""
+    """A failure of a plug-in. Times are wall ns. `disabled`: kvscope does not call it again."""
 
     plugin: Plugin
     error: str
@@ -87,7 +87,7 @@ class PluginRegistry:
         self._failures: dict[Plugin, PluginFailure] = {}
 
     def load(self, group: str) -> list[Plugin]:
-        """Load the group's plug-ins on the first call; return those that loaded, by name. Never raises."""
+        """Load the group's plug-ins on the first call. Return those that loaded, by name. Never raises."""
         with self._loading:
             if group not in self._groups:
                 self._groups[group] = self._load(group)
@@ -140,7 +140,7 @@ class PluginRegistry:
 
 
 def call_within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns, and raise what it raises; raise PluginTimeout where it takes longer than `seconds`.
+    """Return the result of `call`, or raise its error. Raise PluginTimeout where it takes longer than `seconds`.
 
     SystemExit and KeyboardInterrupt raised by `call` arrive as RuntimeError: a plug-in does not end the process.
     """

@@ -78,7 +78,7 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def old_route(self) -> str:
-        """The path that it had until the last release; empty if that is the same."""
+        """The path that it had until the last release, or an empty string if that is the same."""
         return f"/api/{self.old_name}" if self.old_name else ""
 
 
@@ -128,7 +128,7 @@ class Query:
 
     `at`, `since` and `until` are a time (RFC 3339, or the last 14:02:11 or 14:02:11.5 in UTC) or a position in an
     engine's stream (epoch/sequence/event: just after that event). An empty `at` or `until` means now. An empty `since`
-    means ten minutes before `until`. A time covers what was sent until then; a position covers each event up to it.
+    means ten minutes before `until`. A time covers all events sent until then. A position covers each event up to it.
 
     Raises NotKnown for what is not there or not kept, BadQuestion for what makes no sense, and BadTime for a text that
     names no time.
@@ -139,9 +139,10 @@ class Query:
         raise NotImplementedError
 
     def snapshot(self, engine: str) -> Query:
-        """Return what answers about an engine as it is now, at one position of its stream, whenever it is asked.
+        """Return a query object about an engine in its current state, at one position of its stream, for all later
+        queries.
 
-        What asks over HTTP has no snapshots: each of its answers is of its own moment.
+        HTTP has no snapshots: each of its answers has a time of its own.
         """
         return self
 
@@ -161,10 +162,10 @@ class Query:
     def findings(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
-        """Findings, the most severe first: those in `state`, or firing and resolved ones.
+        """Return findings, the most severe first: those in `state`, or firing and resolved ones.
 
         `engine` keeps only those about one engine. With a time, only findings that were active in the window are
-        listed; an empty `since` is then any time.
+        listed, and an empty `since` is then any time.
         """
 
     @question()
@@ -183,11 +184,15 @@ class Query:
     def points(
         self, engine: str, seconds: float = 600.0, limit: int = 600, since: str = "", until: str = ""
     ) -> list[PointView]:
-        """The pool and the queues over time, at most `limit` points: from `since`, or for `seconds`, to `until`."""
+        """Return the pool and the queues over time, at most `limit` points: from `since`, or for `seconds`, to
+        `until`.
+        """
 
     @question()
     def requests(self, engine: str, at: str = "") -> list[RequestView]:
-        """Requests that are active or hold blocks, the longest in their state first, then those that ended recently."""
+        """Return requests that are active or hold blocks, the longest in their state first, then those that ended
+        recently.
+        """
 
     @question()
     def request(self, engine: str, id: str, at: str = "") -> RequestDetail:
@@ -197,7 +202,8 @@ class Query:
     def find_request(
         self, id: str, engine: str = "", since: str = "", until: str = "", limit: int = 50
     ) -> RequestSearch:
-        """Requests whose id contains `id`, in upper or lower case, over all engines or in `engine`, the latest first.
+        """Return requests whose id contains `id`, in upper or lower case, over all engines or in `engine`, the latest
+        first.
 
         An empty `since` reaches back to the beginning of the history.
         """
@@ -208,7 +214,7 @@ class Query:
 
     @question()
     def block_map(self, engine: str, at: str = "") -> BlockMap:
-        """The state of every block. `states` is base64 in JSON."""
+        """Return the state of every block. `states` is base64 in JSON."""
 
     @question()
     def block_colours(self, engine: str, by: Colouring, at: str = "") -> BlockColours:
@@ -239,7 +245,7 @@ class Query:
 
     @question(old_name="prefixes")
     def prefix_cache(self, engine: str, at: str = "") -> PrefixCacheView:
-        """The prefix cache as a forest, and its recent evictions."""
+        """Return the prefix cache as a forest, and its recent evictions."""
 
     @question(old_name="drop", old_parameters={"window_s": "window"})
     def usage_drop(self, engine: str, at: str = "", window_s: float = 10.0) -> UsageDrop:
@@ -250,7 +256,7 @@ class Query:
 
     @question()
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
-        """A summary of a window in two or three sentences."""
+        """Return a summary of a window in two or three sentences."""
 
     @question(timeout_s=60.0)  # every event of two windows is replayed
     def compare(
@@ -262,7 +268,8 @@ class Query:
         other_since: str = "",
         other_until: str = "",
     ) -> Diff:
-        """What improved and what regressed in a window, compared with another window of this engine or of `other`.
+        """Return the improvements and regressions in a window, compared with another window of this engine or of
+        `other`.
 
         A window is an hour at most. Without a second window, the first is compared with as long a time just before it,
         or with the same time of `other` (its last such time, if it was not there then). An empty `since` leaves time to
@@ -271,7 +278,7 @@ class Query:
 
     @question()
     def memory(self, engine: str) -> MemoryView:
-        """The breakdown of the device's memory, as the engine measured it."""
+        """Return the breakdown of the device's memory, as the engine measured it."""
 
     @question()
     def calculator(self, engine: str, prompt_tokens: int, max_tokens: int, concurrency: int = 1) -> CalculatorView:
@@ -300,7 +307,7 @@ class Query:
         output_len: int | None = None,
         shared_prefix: int | None = None,
     ) -> CapacityPlan:
-        """The capacity plan: requests at once by length, and the settings that follow. Sizes are in bytes.
+        """Return the capacity plan: requests at once by length, and the settings that follow. Sizes are in bytes.
 
         Without a model, the plan is of the engine's own pool. Lengths that are not given are those of its requests.
         """

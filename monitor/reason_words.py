@@ -58,5 +58,5 @@ WORDS: Final = {
 
 
 def in_words(name: str) -> str:
-    """Return a name of the wire as people say it; one that is not known in lower case."""
+    """Return a name of the wire in plain words, or in lower case if it is not known."""
     return WORDS.get(name, name.lower().replace("_", " "))

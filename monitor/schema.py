@@ -1,6 +1,6 @@
-"""What can be asked about engines, as plain structures: the answers of kvscope.monitor.query, and the API's JSON.
+"""Answers about engines, as plain structures: the results of kvscope.monitor.query, and the API's JSON.
 
-Times are RFC 3339 (None: not known), ages in seconds. What an attachment cannot tell is None, never 0.
+Times are RFC 3339 (None: not known), ages in seconds. Values that a source does not expose are None, never 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA_VERSION: Final = "2"
 """The version of all JSON: the reports of doctor, diff and memory, and the answers of the API."""
 
 BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
-"""What a block can be, in the order of the numbers that a block map uses."""
+"""The states of a block, in the order of the numbers that a block map uses."""
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -66,12 +66,12 @@ class EngineView(msgspec.Struct, frozen=True):
     configuration: dict[str, Any]
     findings: dict[str, int]
     memory: dict[str, int] = {}
-    """Bytes, by the names of the MEMORY event, and `elsewhere`; what is not known is not in it."""
+    """Bytes, by the names of the MEMORY event, and `elsewhere`, without unknown values."""
     status_since: str | None = None
     position: str | None = None
     """Epoch and sequence of the last batch that counts here: `at` takes it."""
     first_token: LatencyView | None = None
-    """Of the last five minutes: from arrival to the first token."""
+    """Requests of the last five minutes: from arrival to the first token."""
     queue_time: LatencyView | None = None
     """The same from arrival to the first admission."""
     slow: SlowView | None = None
@@ -106,7 +106,7 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class FoundRequest(msgspec.Struct, frozen=True):
-    """A request whose id matches. `state` is empty where only the history has it; `request` shows it `at` (or now)."""
+    """A request whose id matches. `state` is empty where only the history has it. `request` shows it `at` (or now)."""
 
     engine: str
     id: str
@@ -161,8 +161,8 @@ class ConditionView(msgspec.Struct, frozen=True):
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
-    """One request and its life. `waits`: what it waits for now, down to the roots; None of one that does not wait.
-    `unused_tokens`: how many more its blocks have room for; None where KV groups differ in what they keep.
+    """One request and its phases. `waits`: its waits now, down to the roots (None if it does not wait).
+    `unused_tokens`: how many more its blocks have room for (None where KV groups differ in what they keep).
     """
 
     engine: str
@@ -178,8 +178,8 @@ class RequestDetail(msgspec.Struct, frozen=True):
 
 
 class BlockDetail(msgspec.Struct, frozen=True):
-    """One block: what it is, why (a chain for each reference, from the block to its reason), and its life. `tokens`: of
-    the computed ones that it holds, how many; None where KV groups differ in what they keep.
+    """One block: its state, its owners (a chain for each reference, from the block to its reason), and its event
+    history. `tokens`: how many of the computed ones it holds (None where KV groups differ in what they keep).
     """
 
     engine: str
@@ -203,11 +203,11 @@ class BlockMap(msgspec.Struct, frozen=True):
 
 
 Colouring = Literal["owner", "age", "references", "prefix"]
-"""What blocks can be told apart by, besides their state."""
+"""Properties that colour blocks, besides their state."""
 
 
 class ColourKey(msgspec.Struct, frozen=True):
-    """What a value of a colouring means, and how many blocks have it. `request`: the owner, if it is one."""
+    """The meaning of a value of a colouring, and how many blocks have it. `request`: the owner, if it is one."""
 
     value: int
     label: str
@@ -216,8 +216,8 @@ class ColourKey(msgspec.Struct, frozen=True):
 
 
 class BlockColours(msgspec.Struct, frozen=True):
-    """Every block of a pool by one of its properties: `values` has a byte for each, which `keys` explain. 0 is of those
-    that do not have it; the values of ages and references rise with them, others stand for a few of many.
+    """Every block of a pool by one of its properties: `values` has a byte for each, which `keys` explain. 0 is for
+    blocks without it. The values of ages and references rise with them, and others stand for a few of many.
     """
 
     engine: str
@@ -229,7 +229,7 @@ class BlockColours(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One event. `blocks` has the first of its `block_count` ids; `request` is empty where it is about none."""
+    """One event. `blocks` has the first of its `block_count` ids. `request` is empty where it is about none."""
 
     position: str
     at: str | None
@@ -241,7 +241,7 @@ class EventView(msgspec.Struct, frozen=True):
 
 
 class ExplanationView(msgspec.Struct, frozen=True):
-    """What happened in a window, in sentences, and the findings whose life touches it."""
+    """The events of a window, in sentences, and the findings that touch it."""
 
     engine: str
     since: str | None
@@ -251,8 +251,8 @@ class ExplanationView(msgspec.Struct, frozen=True):
 
 
 class MemoryView(msgspec.Struct, frozen=True):
-    """A device's memory in bytes. `known`: what the engine measured, by name; `parts`: the device by what it went to,
-    which add up to its total, empty where too little is known; `unnamed`: in use and on no line of the bill.
+    """A device's memory in bytes. `known`: the engine's measurements, by name. `parts`: the device's memory by use,
+    which add up to its total, empty where too little is known. `unnamed`: in use and on no line of the breakdown.
     """
 
     engine: str
@@ -266,12 +266,12 @@ class MemoryView(msgspec.Struct, frozen=True):
 
 
 class CalculatorView(msgspec.Struct, frozen=True):
-    """What so many requests of that length ask of the pool, each at its end.
+    """The demand of that many requests of that length on the pool, each at its end.
 
-    blocks_per_request   of all KV groups; 0 where the engine has not said its block size
-    bytes_per_request    None where the engine has not said how large a block is
-    max_concurrency      how many such requests fit at once; `limited_by` names what sets it lower than the pool does
-    notes                what the sum leaves out, and what else stands in the way, in sentences
+    blocks_per_request   of all KV groups, 0 where the engine has not reported its block size
+    bytes_per_request    None where the engine has not reported the size of a block
+    max_concurrency      how many such requests fit at once, where `limited_by` names a lower bound than the pool
+    notes                limits of the sum, and other obstacles, in sentences
     """
 
     engine: str
@@ -290,7 +290,7 @@ class CalculatorView(msgspec.Struct, frozen=True):
 
 
 class EpochView(msgspec.Struct, frozen=True):
-    """One life of an engine (its epoch), as far as it is kept."""
+    """One epoch of an engine, as far as it is kept."""
 
     epoch: int
     since: str | None
@@ -298,14 +298,14 @@ class EpochView(msgspec.Struct, frozen=True):
 
 
 class GapView(msgspec.Struct, frozen=True):
-    """A stretch of time that cannot be asked about: nothing of it was kept."""
+    """A time without history: nothing of it was kept."""
 
     since: str | None
     until: str | None
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """What can be asked about an engine: its epochs and gaps; from memory what is after `in_memory_since`."""
+    """The history of an engine: its epochs and gaps, in memory after `in_memory_since`."""
 
     engine: str
     first: str | None
@@ -334,13 +334,13 @@ class SourceView(msgspec.Struct, frozen=True):
     ended: bool = False
     """Whether that error ended the reading."""
     lag_s: float | None = None
-    """From when the last batch was packed, by the engine's clock, until we had it; None of a page."""
+    """The time from packing the last batch, by the engine's clock, until its arrival (None for a page)."""
     cpu_s: float = 0.0
     """Processor time that its reader took, bookkeeping and judging included."""
     kind: str = ""
-    """What it is: stream, kv-events, metrics, prometheus, log, recording, or a plug-in's scheme."""
+    """The kind of source: stream, kv-events, metrics, prometheus, log, recording, or a plug-in's scheme."""
     engines: list[str] = []
-    """Every engine that it brought; `engine` is the first."""
+    """Every engine that it brought. `engine` is the first."""
     failures: int = 0
     """Attempts to read that raised, and were repeated."""
     notes: list[str] = []
@@ -356,7 +356,7 @@ class SourceChange(msgspec.Struct, frozen=True):
     origin: str
     """By what: the configuration, a discovery, or a name that the caller gave."""
     engines: list[str]
-    """Engines that left the ledgers with it. What history has of them stays."""
+    """Engines that left the ledgers with it. Their history stays."""
 
 
 class DiscoveryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,11 +377,11 @@ class DiscoveryView(msgspec.Struct, frozen=True, kw_only=True):
 class WindowStats(msgspec.Struct, kw_only=True):
     """One stretch of one engine. Times are RFC 3339, durations in seconds.
 
-    source: the recording it is of; empty where a service has answered. findings: those told of in it.
-    waits: by what was waited for, how long each request did that ended in the stretch or was there at its end.
-    first_tokens: from arrival to the first token, of those whose first token was in it. counts: of what happened in it.
-    peak: the pool when most of it was in use; None if not known. peak_usage: the share in use then, from metrics.
-    first_token, queue_time: percentiles, from metrics.
+    source: the recording it is of, or empty where a service has answered. findings: those active in it. waits: by
+    cause, how long each request waited that ended in the stretch or was there at its end. first_tokens: from arrival to
+    the first token, of those whose first token was in it. counts: of its events. peak: the pool when most of it was in
+    use (None if not known). peak_usage: the share in use then, from metrics. first_token, queue_time: percentiles, from
+    metrics.
     """
 
     source: str
@@ -410,8 +410,8 @@ MetricChange = Literal["better", "worse", "same", "differs", ""]
 
 
 class MetricRow(msgspec.Struct, frozen=True):
-    """One figure on both sides; None: nothing was there to measure. `change` is empty where one side is not known, and
-    `differs` where neither direction is better. unit: s, /s, /min, or a share of 1.
+    """One metric on both sides (None: not measurable). `change` is empty where one side is not known, and `differs`
+    where neither direction is better. unit: s, /s, /min, or a share of 1.
     """
 
     name: str
@@ -422,7 +422,7 @@ class MetricRow(msgspec.Struct, frozen=True):
 
 
 class FindingRow(msgspec.Struct, frozen=True):
-    """A code that was found on either side: how many of it, and whom they named."""
+    """A code that was found on either side, how often, and the requests that it named."""
 
     code: str
     title: str
@@ -435,7 +435,7 @@ class FindingRow(msgspec.Struct, frozen=True):
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """Two stretches compared. The first is what the second is held against."""
+    """Two stretches compared. The second is compared with the first."""
 
     schema_version: str
     before: WindowStats
@@ -450,8 +450,8 @@ class Diff(msgspec.Struct, frozen=True):
 
 
 DeliveryState = Literal["pending", "delivered", "given-up", "silenced", "damped", "disabled"]
-"""pending: tried until it is told. given-up: refused for good, or at the last try. silenced: told when the silence
-ends, if it still fires then. damped: not told, since it flaps. disabled: the receiver had said that it is gone.
+"""pending: retried until delivery. given-up: refused for good, or at the last try. silenced: sent when the silence
+ends, if it still fires then. damped: not sent, since it flaps. disabled: the receiver had answered that it is gone.
 """
 
 
@@ -483,8 +483,8 @@ class SilenceView(msgspec.Struct, frozen=True):
 
 
 class NotificationsView(msgspec.Struct, frozen=True):
-    """Who is told of one finding: what was sent to `receivers`, the latest first, and the silences that are about it.
-    No receivers: this service tells nobody.
+    """The notifications of one finding: messages to `receivers`, the latest first, and the silences that cover it.
+    Without receivers, this service sends no notifications.
     """
 
     receivers: list[str] = []

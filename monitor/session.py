@@ -1,6 +1,6 @@
 """The Python API: `open_target` opens what `monitor doctor` takes, and a `Session` answers questions about it.
 
-kvscope.open is `open_target`. docs/python-api.md is the guide. What a session returns are frozen structs of
+kvscope.open is `open_target`. docs/python-api.md is the guide. A session returns frozen structs of
 kvscope.monitor.schema: copies, which nothing changes later.
 """
 
@@ -67,7 +67,7 @@ def open_target(
 
 
 class Session:
-    """One opened target, as it is or, after `at`, as it was at a time.
+    """One opened target, in its current state or, after `at`, in that of a past time.
 
     Close it, or use it in a `with` statement. Methods that are about one engine take its name as `engine`. Leave it
     out where the target has one engine.
@@ -99,7 +99,7 @@ class Session:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What limits the answers: lines left out, batches lost, scrapes that failed."""
+        """The limits of the answers: lines left out, batches lost, scrapes that failed."""
         return tuple(self._observation.notes)
 
     @property
@@ -126,7 +126,7 @@ class Session:
     def findings(self, engine: str = "") -> list[FindingReport]:
         """Return the findings, the most severe first.
 
-        Of a live target: those that fire. Of a recording, a log or another past: also those that were resolved by its
+        For a live target: those that fire. For a recording, a log or another past: also those that were resolved by its
         end. As of a time: those that were active then.
         """
         if not self._at:

@@ -1,8 +1,8 @@
-"""What runs in the service and how it is: failures that were contained, and heartbeats of loops.
+"""The workers of the service and their health: failures that were contained, and heartbeats of loops.
 
 A reader, detector, exporter or page that raises is a worker that failed: the failure is contained to it, logged once,
 counted, and reported as a finding, on /metrics and in the API, until the worker works again. A loop that must turn
-sends heartbeats; one that is late is reported the same way, and fails /healthz if it stays late.
+sends heartbeats. A late one is reported the same way, and fails /healthz if it stays late.
 """
 
 from __future__ import annotations

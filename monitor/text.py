@@ -15,21 +15,21 @@ _UNPRINTABLE_BUT_LINES: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x
 
 
 def clock_time(wall_ns: int) -> str:
-    """A wall time as `14:02:11`, or `an unknown time` for 0."""
+    """Return a wall time as `14:02:11`, or `an unknown time` for 0."""
     if not wall_ns:
         return "an unknown time"
     return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%H:%M:%S")
 
 
 def timestamp(wall_ns: int) -> str | None:
-    """A wall time by RFC 3339 with milliseconds; None for 0."""
+    """Return a wall time by RFC 3339 with milliseconds, or None for 0."""
     if not wall_ns:
         return None
     return datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment(text: str, near_ns: int) -> int:
-    """A time as wall ns: by RFC 3339, or the last `14:02:11` (or `14:02:11.5`, UTC) until `near_ns`.
+    """Return a time as wall ns: by RFC 3339, or the last `14:02:11` (or `14:02:11.5`, UTC) until `near_ns`.
 
     Raises ValueError for what is no time.
     """
@@ -70,7 +70,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def listed(names: Sequence[object], most: int = 3) -> str:
-    """`a, b and c`, or `a, b, c and 12 more`."""
+    """Return `a, b and c`, or `a, b, c and 12 more`."""
     words = [str(name) for name in names]
     if len(words) > most:
         words = [*words[:most], f"{len(words) - most} more"]
@@ -78,7 +78,7 @@ def listed(names: Sequence[object], most: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 as `97.3 %`; never 0.0 % or 100.0 % unless it is."""
+    """Return a share of 1 as `97.3 %`, never 0.0 % or 100.0 % unless it is."""
     text = f"{share * 100:.1f} %"
     if text == "0.0 %" and share > 0:
         return "< 0.1 %"
@@ -93,7 +93,7 @@ def escaped(text: str) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    """The same for text of several lines."""
+    """Return the same for text of several lines."""
     return _UNPRINTABLE_BUT_LINES.sub(_python_escape, text)
 
 

@@ -1,7 +1,7 @@
 """Compares constraints.txt with a committed snapshot of security advisories, without network.
 
-    python -m scripts.advisories                     name each pinned version that an advisory covers; exit 1 if any
-    python -m scripts.advisories --update CHECKOUT   write the snapshot anew from a checkout of pypa/advisory-database
+    python -m scripts.advisories                     name each pinned version that an advisory covers (exit 1)
+    python -m scripts.advisories --update CHECKOUT   write the snapshot again from a checkout of pypa/advisory-database
 
 The snapshot has the advisories about the pinned packages alone. Entries under `added` come from elsewhere, by hand,
 and stay through an update.
@@ -77,7 +77,7 @@ def _covers(span: Mapping[str, str], version: str) -> bool:
 
 
 def updated(checkout: Path) -> dict[str, Any]:
-    """Return the snapshot with the advisories of a checkout; entries added by hand stay."""
+    """Return the snapshot with the advisories of a checkout. Entries added by hand stay."""
     before = json.loads(SNAPSHOT.read_text(encoding="utf-8")) if SNAPSHOT.exists() else {"added": []}
     advisories = [
         advisory

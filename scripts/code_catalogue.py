@@ -87,7 +87,7 @@ def codes_of_lines() -> frozenset[str]:
 
 
 def best_verdicts(detector: type[Detector[Any]], lines: Collection[str]) -> dict[Signal, Verdict]:
-    """Return the highest verdict from each source that can show this code; a source that cannot is absent.
+    """Return the highest verdict from each source that can show this code, without other sources.
 
     lines: the codes that single lines of a log or a report show.
     """

@@ -42,15 +42,15 @@ NEVER_FITS_TOKENS = BLOCK_SIZE * NUM_BLOCKS + 800
 TOO_MUCH_AT_S = 42.0
 SHARED = "You are asked by a demo, and what you say is random. This prefix is the same in every prompt. "
 PATIENCE_S = 60.0
-"""How long the client of the request that never fits waits for it; then the load goes on."""
+"""How long the client of the request that never fits waits for it. Then the load goes on."""
 
 
 class Failed(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot go on. The message gives the reason."""
 
 
 def free_port(preferred: int) -> int:
-    """That port if nobody has it, else any."""
+    """Return that port if it is free, or else any."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,7 +63,7 @@ def free_port(preferred: int) -> int:
 
 @contextlib.contextmanager
 def running(name: str, log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a session of its own, so that Ctrl-C reaches only the demo, which then ends it."""
+    """Run a program in a session of its own, so that Ctrl-C reaches only the demo, which then ends it."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -81,7 +81,7 @@ def running(name: str, log: Path, *arguments: str) -> Iterator[subprocess.Popen[
 
 
 def wait_for(name: str, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the program answers; what it printed if it ends instead."""
+    """Wait until the program answers. Print its output if it ends instead."""
     started = time.monotonic()
     while time.monotonic() - started < 120:
         if process.poll() is not None:
@@ -95,7 +95,7 @@ def wait_for(name: str, url: str, process: subprocess.Popen[bytes], log: Path) -
 
 
 class Load:
-    """Clients that ask the engine for completions until told to stop."""
+    """Clients that ask the engine for completions until stopped."""
 
     def __init__(self, engine_url: str) -> None:
         self.client = httpx.Client(base_url=engine_url, timeout=None, trust_env=False)
@@ -137,14 +137,14 @@ class Load:
 
 
 class Watcher:
-    """Asks the monitor what it found, and says each thing once."""
+    """Polls the monitor's findings, and prints each change once."""
 
     def __init__(self, url: str) -> None:
         self.query = ServiceClient(url)
         self.seen: dict[str, str] = {}
 
     def look(self) -> str:
-        """Say what is new; one line about the engine now."""
+        """Print the changes. Return one line about the engine now."""
         with contextlib.suppress(Unreachable):
             for finding in self.query.findings("firing"):
                 if finding.id not in self.seen and finding.severity != "info":
@@ -169,12 +169,12 @@ class Watcher:
 
     @property
     def codes(self) -> set[str]:
-        """What was found so far."""
+        """The codes found so far."""
         return set(self.seen.values())
 
 
 def play(seconds: float | None, load: Load, watcher: Watcher) -> None:
-    """The load until the time is over or Ctrl-C: healthy, then with a leak, then with what never fits."""
+    """Run the load until the time is over or Ctrl-C: healthy, then with a leak, then with a request that never fits."""
     started = time.monotonic()
     too_much_at = TOO_MUCH_AT_S if seconds is None else 0.7 * seconds
     leaks = too_much = False

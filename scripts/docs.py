@@ -1,4 +1,4 @@
-"""Writes what the docs say that the code knows better: `make docs`. A test holds the files to it.
+"""Writes the generated parts of the docs: `make docs`. A test holds the files to it.
 
 docs/contract.md                     the tables of kinds and names, between its markers
 docs/attach.md                       when a rule decides from metrics, between its markers
@@ -109,7 +109,7 @@ def generated() -> dict[Path, str]:
 
 
 def between(text: str, name: str, new: str) -> str:
-    """The page with what stands between the markers of that name made `new`."""
+    """Return the page with `new` between the markers of that name."""
     marked = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- /generated -->)", re.DOTALL)
     return marked.sub(lambda found: f"{found[1]}{new}\n{found[2]}", text)
 
@@ -179,7 +179,7 @@ def _enums() -> Iterator[str]:
 
 
 def _limits() -> Iterator[str]:
-    """A table for each part of the module of limits, with the docstring of each constant."""
+    """Yield a table for each part of the module of limits, with the docstring of each constant."""
     source = (ROOT / "monitor" / "events" / "limits.py").read_text(encoding="utf-8")
     for part in source.split("# ------")[1:]:
         title = part.partition("\n")[0].strip("- ")
@@ -193,7 +193,7 @@ def _bars(bars: Sequence[HarmBar]) -> str:
 
 
 def _settings() -> Iterator[str]:
-    """The keys of a configuration file."""
+    """Yield the keys of a configuration file."""
     yield "## Configuration file"
     yield ""
     yield "Keys of the TOML file that `--config` names ([scale out](scale-out.md#configuration-file)). A flag counts"
@@ -348,7 +348,7 @@ _SUFFIX = {"counter": "_total"}
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The commands at the ends of the tree."""
+    """Yield the commands at the ends of the tree."""
     branches = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     if not branches:
         yield parser

@@ -33,7 +33,7 @@ console = Console(highlight=False, width=120)
 
 
 def main() -> int:
-    """Run it; the exit code."""
+    """Run it. Return the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     engines = int(os.environ.get("FLEET_ENGINES", FLEET_SIZE))
     with tempfile.TemporaryDirectory(prefix="kvscope-fleet-") as folder, contextlib.suppress(KeyboardInterrupt):
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def incidents(lab: FleetLab, troubled: list[int]) -> int:
-    """Cause leaks, kill an agent, print what the hubs show, and wait; the exit code."""
+    """Cause leaks, kill an agent, print the hubs' pages, and wait. Return the exit code."""
     console.print(f"KV connectors of {len(troubled)} engines stop reporting that transfers ended")
     for number in troubled:
         lab.set_trouble(number, True)
@@ -77,7 +77,7 @@ def incidents(lab: FleetLab, troubled: list[int]) -> int:
 
 
 def asked(hub: Service, path: str, parameters: Mapping[str, str] | None = None) -> Any:
-    """What a hub answers."""
+    """Return a hub's answer."""
     answer = httpx.get(f"http://127.0.0.1:{hub.port}{path}", params=parameters, trust_env=False, timeout=10)
     answer.raise_for_status()
     return answer.json()
@@ -91,7 +91,7 @@ def answers_for(hub: Service, engines: int) -> bool:
 
 
 def leaks_of(hub: Service) -> set[str]:
-    """The engines whose leak a hub shows."""
+    """Return the engines whose leak a hub shows."""
     return {each["engine"] for each in asked(hub, "/api/findings", {"state": "firing"}) if each["code"] == LEAK_CODE}
 
 

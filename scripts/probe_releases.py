@@ -2,9 +2,10 @@
 
     python -m scripts.probe_releases DIRECTORY
 
-DIRECTORY has a folder a release, named as it is, with the package `vllm` in it; vllm/v1/core is enough. What is in
-RUN has also led the lives of tests/probes/test_vllm_bare.py, each with its events held against vLLM's own tables.
-Its Python files, ahead on the path of an environment that has the needs of another release, are enough for that.
+DIRECTORY has a folder for each release, with its name, and the package `vllm` in it, of which vllm/v1/core is enough.
+Releases in RUN have also passed the runs of tests/probes/test_vllm_bare.py, which compare the events with vLLM's own
+tables. Its Python files, ahead on the path of an environment that has the needs of another release, are enough for
+that.
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ GUIDES: Final = (
 )
 DEVELOP: Final = ("write-a-detector", "write-a-source", "engine", "incidents")
 MIN_MESSAGE_WORDS: Final = 6
-"""Of a string that counts as a message to people: shorter ones are labels, names and formats."""
+"""Length of a string that counts as a message to people: shorter ones are labels, names and formats."""
 SHOWN: Final = 3
 """How many sentences are printed of a group that reads worse."""
 
 
 class Measured(NamedTuple):
-    """How a group reads, as rates; `you` is the only one of which more is better."""
+    """The rates of a group. `you` is the only one of which more is better."""
 
     openings: float
     passives: float
@@ -44,11 +44,11 @@ class Measured(NamedTuple):
 
 
 TARGETS: Final = Measured(openings=2, passives=25, semicolons=3, odd_words=1, you=8)
-"""What a text should come to. A bound is never stricter than this."""
+"""The aims for a text. A bound is never stricter than this."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print every group that reads worse than its ceilings; return 1 if one does."""
+    """Print every group that reads worse than its ceilings. Return 1 if one does."""
     groups = dict(text_groups())
     if "--write" in arguments:
         CEILINGS.write_text(written({name: measured(found) for name, found in groups.items()}, ceilings()))

@@ -2,12 +2,12 @@
 
     python -m scripts.red_before BASE TOPIC [-k EXPRESSION]
 
-BASE is a commit. TOPIC is a section of tests/red_before/tests.toml; a test may take its `limit_s`, or 30 s. The commit
-is checked out in a temporary worktree, into which the topic's files are copied; the checkout itself is not touched.
-Names that the earlier commit did not have yet come from tests/red_before/names: they are appended to its modules, or
-become new ones, and change no behaviour.
+BASE is a commit. TOPIC is a section of tests/red_before/tests.toml, where a test may take its `limit_s`, or 30 s. The
+commit is checked out in a temporary worktree, into which the topic's files are copied. The checkout itself stays
+unchanged. Names that the earlier commit did not have yet come from tests/red_before/names: they are appended to its
+modules, or become new ones, and change no behaviour.
 
-Exit code: 0 if every test is red there and green here, but for those that `green_before` names; else 1. A test that
+Exit code: 0 if every test is red there and green here, but for those that `green_before` names, or else 1. A test that
 could not be run there, because a name is missing, is marked `error` and counts as red. So does one that hangs there.
 """
 
@@ -35,7 +35,7 @@ NAMES: Final = ROOT / "tests" / "red_before" / "names"
 
 
 class Outcome(NamedTuple):
-    """Of one test: passed, failed, error or skipped; and why, in a line."""
+    """The outcome of one test: passed, failed, error or skipped, and why, in a line."""
 
     result: str
     reason: str
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def report(before: Mapping[str, Outcome], here: Mapping[str, Outcome], green_before: frozenset[str]) -> int:
-    """Print both outcomes of each test; the exit code."""
+    """Print both outcomes of each test. Return the exit code."""
     wrong = 0
     for name, now in sorted(here.items()):
         then = before.get(name, Outcome("error", "not collected"))
@@ -101,7 +101,7 @@ def _add_names(directory: Path) -> None:
 
 
 def _names_in(path: Path) -> set[str]:
-    """What a module defines at its top."""
+    """Return the names that a module defines at its top."""
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -113,7 +113,7 @@ def _names_in(path: Path) -> set[str]:
 
 
 def _imported_in(path: Path) -> set[str]:
-    """What a module takes from others."""
+    """Return the names that a module imports."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -121,7 +121,9 @@ def _imported_in(path: Path) -> set[str]:
 
 
 def outcomes(directory: Path, arguments: Sequence[str], limit_s: int = LIMIT_S) -> dict[str, Outcome]:
-    """Run pytest in that checkout; the outcome of each test by its name. limit_s: of a test on the earlier commit."""
+    """Run pytest in that checkout. Return the outcome of each test by its name. limit_s: of a test on the earlier
+    commit.
+    """
     with tempfile.TemporaryDirectory() as kept:
         results = Path(kept) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

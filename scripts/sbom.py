@@ -4,8 +4,8 @@ the chart library that the web app brings.
     python -m scripts.sbom
 
 `make docs` runs it. The serial number follows from the content, and there is no time in it, so the same pins give the
-same file. The property `kvscope:extra` names the extras that ask for a package directly. What the packages
-need in turn is not in it: constraints.txt does not say.
+same file. The property `kvscope:extra` names the extras that ask for a package directly. The packages' own requirements
+are not in it: constraints.txt does not have them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pinned_versions(constraints: Path = CONSTRAINTS) -> dict[str, str]:
 
 
 def direct_requirements() -> dict[str, list[str]]:
-    """Return the extras that name each package in pyproject.toml; "base" for the package's own dependencies."""
+    """Return the extras that name each package in pyproject.toml, with "base" for the package's own dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups: dict[str, Iterable[str]] = {"base": project["dependencies"], **project["optional-dependencies"]}
     found: dict[str, list[str]] = {}

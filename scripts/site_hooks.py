@@ -1,4 +1,4 @@
-"""What MkDocs needs beside docs/: pages of the repository's root, the lists of runbooks and of accuracy pages.
+"""Hooks of MkDocs beside docs/: pages of the repository's root, the lists of runbooks and of accuracy pages.
 
 Pages link to files of the repository that are not on the site, such as a schema. A reader of the repository follows
 these links. The site has no address for them, so they become the path in code.
@@ -51,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at the site's pages; name files that the site does not have."""
+    """Point links at the site's pages, and name files that the site does not have."""
     boost = next((boost for start, boost in SEARCH_BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
     page.meta.setdefault("search", {"boost": boost})
     is_of_root = page.file.src_uri in {name.lower() for name in ROOT_PAGES}

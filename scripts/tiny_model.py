@@ -1,4 +1,6 @@
-"""Writes a model that needs no weights, for trying vLLM out without a download: python -m scripts.tiny_model DIR
+"""Write a model that needs no weights, for trying vLLM out without a download.
+
+    python -m scripts.tiny_model DIR
 
 Serve it with `--load-format dummy`: a Llama with one layer and random numbers. Its tokenizer knows the
 words w0 to w319.

@@ -1,4 +1,4 @@
-"""Grafana dashboards as code, for the Grafana that docker-compose.yml pins; `generated/` is what it is given.
+"""Grafana dashboards as code, for the Grafana that docker-compose.yml pins. Grafana gets `generated/`.
 
 dashboard_frame.py   variables, annotations and links
 panels.py            how panels and queries are made

@@ -1,4 +1,4 @@
-"""What stands around the panels of a dashboard: its variables, its annotations, and its links.
+"""The frame around the panels of a dashboard: its variables, its annotations, and its links.
 
 A query goes through the variables `cluster`, `namespace`, `job` and `instance`, of which Prometheus servers without
 Kubernetes know the last two, and through `engine` or `model`. `kvscope` is where the web app is, for links, which lead

@@ -28,7 +28,7 @@ from kvscope.dashboards.objectives import MISSED_AFTER_S
 
 
 def engine_page() -> Dashboard:
-    """The page."""
+    """Return the page of one engine."""
     return grafana_page("engine", "kvscope / Engine", "One engine at a glance.", _engine_panels(), view="engine")
 
 

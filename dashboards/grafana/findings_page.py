@@ -1,4 +1,4 @@
-"""What is judged to be wrong, and the observer itself."""
+"""The open findings, and the observer itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvscope.dashboards.objectives import UNTOLD_AFTER_S
 
 
 def findings_page() -> Dashboard:
-    """The page."""
+    """Return the page of findings."""
     return grafana_page(
         "findings",
         "kvscope / Findings",

@@ -28,7 +28,7 @@ from kvscope.dashboards.grafana.panels import (
 
 
 def fleet_page() -> Dashboard:
-    """The overview."""
+    """Return the overview of all engines."""
     return grafana_page("fleet", "kvscope / Fleet", "All engines: which one needs attention.", _fleet_panels(), view="")
 
 

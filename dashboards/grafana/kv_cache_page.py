@@ -1,4 +1,4 @@
-"""Who holds the pool, for how long, and what the prefix cache does."""
+"""Holders of the pool, their residency, and the effect of the prefix cache."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ HOLDER_COLOURS: Final = {
 
 
 def kv_cache_page() -> Dashboard:
-    """The page."""
+    """Return the page of the KV cache."""
     return grafana_page(
         "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _kv_cache_panels(), view="blocks"
     )
 
 
 def balance_panel() -> TimeSeries:
-    """The pool by holder."""
+    """Return the panel of the pool by holder."""
     panel = stacked(
         "Balance of the pool, by holder",
         "Every block of the pool, counted once under its most active holder. The bands add up to the pool while the"

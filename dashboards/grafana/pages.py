@@ -34,7 +34,7 @@ ANNOTATIONS: Final = {
     },
     "Findings of kvscope": {"titleFormat": "{{code}}", "textFormat": "{{severity}} on {{engine}}", "step": "15s"},
 }
-"""What each annotation is drawn with."""
+"""The formats of each annotation."""
 GENERATED_PAGES: Final = Path(__file__).parent / "generated"
 PAGES: Final[dict[str, Callable[[], Dashboard]]] = {
     "fleet": fleet_page.fleet_page,
@@ -50,12 +50,12 @@ PANEL_IDS: Final = 1_000_000
 
 
 def panel_id(title: str) -> int:
-    """The id in links to a panel. It depends on the title alone, so that links outlive other panels."""
+    """Return the id in links to a panel. It depends on the title alone, so that links outlive other panels."""
     return 1 + zlib.crc32(title.encode()) % PANEL_IDS
 
 
 def as_json(name: str) -> str:
-    """A page as Grafana reads it, the same for the same code."""
+    """Return a page as Grafana reads it, the same for the same code."""
     text = json.dumps(PAGES[name]().build(), cls=JSONEncoder)
     page = json.loads(text)
     for annotation in page["annotations"].get("list", []):  # what the SDK has no words for

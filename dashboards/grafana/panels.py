@@ -47,7 +47,7 @@ BAD: Final = 'severity=~"warning|error|critical"'
 SEVERITY_COLOURS: Final = {"info": "blue", "warning": "yellow", "error": "orange", "critical": "red"}
 GRID_WIDTH: Final = 24
 HEIGHT: Final = 9
-"""Of all but figures: Grafana puts panels in rows, and a row of unequal ones has holes."""
+"""Height of all panels but stats: Grafana puts panels in rows, and a row of unequal ones has holes."""
 DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 POOL_USAGE: Final = (
     f'1 - sum by (engine) (kvscope_blocks{{{SELECTED}, holder=~"free|cached_idle"}})'
@@ -72,7 +72,7 @@ def stat(
     bad_from: float | None = None,
     good_from: float | None = None,
 ) -> Stat:
-    """Figures of now; red from `bad_from` on, or below `good_from`."""
+    """Return a panel of current values, red from `bad_from` on, or below `good_from`."""
     panel = (
         Stat()
         .title(title)
@@ -191,7 +191,7 @@ def with_colours(panel: TimeSeries, colours: Mapping[str, str]) -> TimeSeries:
 
 
 def table_panel(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
-    """The labels and the value of each series of now."""
+    """Return a table of the labels and the current value of each series."""
     order = {column: place for place, column in enumerate((*columns, "Value"))}
     return (
         Table()
@@ -215,7 +215,7 @@ def linked(panel: Table, column: str, title: str, url: str) -> Table:
 
 
 def to_web_app(panel: Table, view: str = "engine") -> Table:
-    """The engine leads to a view of it in the web app, at the time that is looked at."""
+    """Link the engine to a view of it in the web app, at the time of the dashboard."""
     url = f"${{kvscope:raw}}/{view}?engine=${{__value.raw:percentencode}}&{URL_TIME_RANGE}"
     return linked(panel, "engine", "Open in kvscope", url)
 
@@ -224,12 +224,12 @@ def to_web_app(panel: Table, view: str = "engine") -> Table:
 
 
 def rate(counter: str, by: str = "engine", more: str = "") -> str:
-    """A second, summed by these labels."""
+    """Return the rate per second, summed by these labels."""
     return f"sum by ({by}) (rate({counter}{{{SELECTED}{more}}}[$__rate_interval]))"
 
 
 def quantile(share: float, histogram: str, more: str = "") -> str:
-    """Of what a histogram took in over the last five minutes, by engine."""
+    """Return a quantile of a histogram over the last five minutes, by engine."""
     return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{SELECTED}{more}}}[5m])))"
 
 

@@ -29,14 +29,14 @@ from kvscope.dashboards.objectives import OBJECTIVE, OBJECTIVE_FIRST_TOKEN_S, QU
 
 
 def requests_page() -> Dashboard:
-    """The page."""
+    """Return the page of requests."""
     return grafana_page(
         "requests", "kvscope / Requests", "Why requests wait, and how they end.", _request_panels(), view="requests"
     )
 
 
 def by_state() -> TimeSeries:
-    """The queues."""
+    """Return the panel of the queues."""
     return stacked(
         "Requests, by state and reason",
         "Requests by state and reason. Finished ones count only while they hold blocks. BEHIND_HEAD: queued behind"

@@ -27,12 +27,12 @@ from kvscope.dashboards.objectives import OBJECTIVE_FIRST_TOKEN_S, QUEUE_S
 
 MODEL: Final = f'model_name=~"$model", {TARGETS}'
 ONE_VLLM: Final = "namespace, instance, model_name, engine"
-"""Labels that tell two engines apart. Of one without Kubernetes the first is empty."""
+"""Labels that identify an engine. Without Kubernetes the first is empty."""
 VLLM_NAME: Final = "{{model_name}}/{{engine}} {{instance}} {{namespace}}"
 
 
 def vllm_page() -> Dashboard:
-    """The page."""
+    """Return the page of a plain vLLM."""
     says = "vLLM's own metrics, and their limits."
     return vllm_dashboard("vllm", "kvscope / A plain vLLM", says, _vllm_panels(), MODEL)
 

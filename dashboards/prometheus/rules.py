@@ -1,8 +1,8 @@
-"""The recording and alerting rules. Who is to blame and what to do is in kvscope, not here: an alert leads there.
+"""The recording and alerting rules. Causes and remedies are in kvscope, not here: an alert leads there.
 
-An alert of a finding carries what the catalogue has of its code. The objectives are two: requests are served with
-their first token in time, and let in in time. Each is held by how fast its budget of failures burns, in a long window
-that says it matters and a short one that says it still goes on.
+An alert of a finding carries what the catalogue has of its code. The objectives are two: requests get their first token
+in time, and are admitted in time. Each is measured by how fast its budget of failures burns, in a long window that
+shows that it matters and a short one that shows that it still goes on.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Rule = dict[str, Any]
 
 
 def as_yaml() -> str:
-    """The rules as Prometheus reads them, the same for the same code."""
+    """Return the rules as Prometheus reads them, the same for the same code."""
     return _RULES_HEADER + _dumped({"groups": _groups()})
 
 
 def as_kubernetes() -> str:
-    """The same rules as a PrometheusRule of the Prometheus operator."""
+    """Return the same rules as a PrometheusRule of the Prometheus operator."""
     rule = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -109,9 +109,9 @@ def _objective_records() -> Iterator[Rule]:
 
 
 def _finding_rules() -> Iterator[Rule]:
-    """A finding fires only after its own pending period. The verdict is a label of kvscope_findings and summed away
-    here: an alert must not end and begin again because a likely finding became a confirmed one. The severity is the
-    finding's own, by its harm; it only rises.
+    """Yield the rules of findings, which fire only after their own pending period. The verdict is a label of
+    kvscope_findings and summed away here: an alert must not end and begin again because a likely finding became a
+    confirmed one. The severity is the finding's own, by its harm, and only rises.
     """
     for code, entry in CATALOGUE.items():
         if entry.severity != "info":
@@ -129,7 +129,7 @@ def _finding_rules() -> Iterator[Rule]:
 
 
 def _blind() -> Rule:
-    """While any of these holds, no findings mean nothing. An engine that said that it ends is not missed."""
+    """While any of these holds, no findings mean nothing. An engine that announced its end is not missed."""
     reasons = {
         "its ledger is not exact": "kvscope_ledger_exact == 0",
         "it is not heard": f"time() - kvscope_engine_last_heard_timestamp_seconds > {MISSED_AFTER_S}"

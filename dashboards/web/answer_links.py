@@ -42,7 +42,7 @@ WITHOUT_TABLE: Final = ("block_map", "fleet_overview")
 
 
 def answer_links(here: Here) -> html.P:
-    """Return the links of the view; a position or time in the address, and its filters, go with them."""
+    """Return the links of the view. A position or time in the address, and its filters, go with them."""
     parts: list[Any] = ["This view as data:"]
     for name, scope in ANSWERS_OF[here.place.view]:
         if name == "find_request" and not here.place.get("q"):

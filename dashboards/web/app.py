@@ -1,7 +1,7 @@
 """Puts the page on the service's app.
 
 One callback a viewer runs for as long as the page is open and pushes what there is to see, each tick, over the page's
-WebSocket. Callbacks are coroutines: a slow query holds up nobody's scrape.
+WebSocket. Callbacks are coroutines: a slow query delays no scrape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvscope.monitor.query import Query
 
 
 def mount(app: FastAPI, query: Query) -> None:
-    """Serve the page from `app` at every path that is not taken, showing what `query` says."""
+    """Serve the page from `app` at every path that is not taken, with the answers of `query`."""
     pages = Pages(query)
     dash = Dash(
         "kvscope",
@@ -64,12 +64,12 @@ def mount(app: FastAPI, query: Query) -> None:
 
     @dash.callback(Input("url", "href"), prevent_initial_call=True)
     async def go(address: str) -> None:
-        """A link was followed: show it now, not at the next tick."""
+        """Follow a link: show it now, not at the next tick."""
         _send(ctx.websocket, address, await pages.page(place_of(address)), {})
 
     @dash.callback(Output("pointed-told", "data"), Input("pointed", "data"), prevent_initial_call=True)
     async def point(pointed: dict[str, Any]) -> list[Any]:
-        """The block that somebody points at, as it is then."""
+        """Return the block under the pointer, as it is then."""
         if pointed["block"] is None:
             return point_here()
         return await pages.pointed(place_of(pointed["pointing"]), pointed["block"])
@@ -81,6 +81,6 @@ def mount(app: FastAPI, query: Query) -> None:
 
 
 def _send(viewer: Any, address: str, page: Page, sent: dict[str, str]) -> None:
-    """What is told of an address, with those sections that are not as they were sent before."""
+    """Push the content of an address, with the sections that differ from those sent before."""
     changed = {name: section for name, section in page.sections.items() if sent.get(name) != section}
     viewer.set_prop_sync("told", "data", page.told | {"address": address, "sections": changed})

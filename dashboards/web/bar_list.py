@@ -22,7 +22,7 @@ class Bar(NamedTuple):
 
 
 def bars(rows: Sequence[Bar]) -> html.Table:
-    """All to one scale; a table to whoever listens to it."""
+    """Return the bars, all to one scale, as a table for screen readers."""
     most = max((row.before + row.value for row in rows), default=0) or 1
     return html.Table(
         html.Tbody(

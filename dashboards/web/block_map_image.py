@@ -41,7 +41,7 @@ class Grid(NamedTuple):
 
 
 def grid(total: int) -> Grid:
-    """The grid for a pool of `total` blocks: two to eight times as wide as high, its width a power of two."""
+    """Return the grid for a pool of `total` blocks: two to eight times as wide as high, its width a power of two."""
     per_cell = max(1, math.ceil(total / MAX_CELLS))
     cells = max(1, math.ceil(total / per_cell))
     columns = min(2 ** math.ceil(math.log2(math.sqrt(2 * cells))), cells)
@@ -49,13 +49,13 @@ def grid(total: int) -> Grid:
 
 
 def picture(blocks: BlockMap) -> str:
-    """The map as a data URL."""
+    """Return the map as a data URL."""
     ranks = blocks.states.translate(_RANK)
     return _png(ranks, grid(blocks.total), [0, 0, 0, *_COLOURS], b"\0" + _OPACITIES)
 
 
 def coloured_map(blocks: BlockColours) -> str:
-    """The map by one of the blocks' properties, as a data URL: of several in a cell the highest value shows."""
+    """Return the map by one of the blocks' properties, as a data URL: of several in a cell the highest value shows."""
     values = bytes(value + 1 for value in range(255)) + b"\xff"
     colours = [part for value in range(15 + 1) for part in colour_of(blocks.by, value)]
     opacities = bytes([0, 45, *[255] * 15])
@@ -63,7 +63,7 @@ def coloured_map(blocks: BlockColours) -> str:
 
 
 def spotlight(total: int, blocks: Iterable[int]) -> str:
-    """A veil to lay over the map, clear where `blocks` are, as a data URL."""
+    """Return a veil to lay over the map, clear where `blocks` are, as a data URL."""
     veil = bytearray([_VEILED]) * total
     for block in blocks:
         if block < total:

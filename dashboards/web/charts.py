@@ -1,6 +1,6 @@
-"""Charts over time: several rows over one axis, with a legend beside them that tells the figures at the pointer.
+"""Charts over time: several rows over one axis, with a legend beside them that shows the values at the pointer.
 
-Dragging over a chart chooses a window and a click chooses a moment (assets/charts.js); both are in the address then.
+Dragging over a chart chooses a window and a click chooses a time (assets/charts.js). Both are in the address then.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MARKS_PX: Final = 22
 AXIS_PX: Final = 26
 SECONDS_A_DAY: Final = 86_400
 LEAST_LABELLED: Final = 0.08
-"""Of the window: a narrower gap has no words in it."""
+"""Share of the window: a narrower gap has no label."""
 
 
 class Trace(NamedTuple):
-    """One figure over time. `drawn`: `band` stacks it on those before, `line` draws it over them. `after` says that a
-    value is of the stretch that ends at its moment; otherwise it holds from then on. A value of None is not known.
+    """One figure over time. `drawn`: `band` stacks it on those before, `line` draws it over them. `after` means that a
+    value covers the window that ends at its time. Otherwise it holds from then on. A value of None is not known.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Trace(NamedTuple):
     bad: bool = False
     """Whether anything but 0 is shown in red."""
     none: str = "not exposed"
-    """What a value of None means, for the legend."""
+    """The meaning of a value of None, for the legend."""
 
 
 class ChartRow(NamedTuple):
@@ -80,9 +80,9 @@ def over_time(
     times: tuple[str, str] = ("from", "to"),
     gaps: Sequence[tuple[int, int]] = (),
 ) -> html.Div:
-    """The chart `name`, of `rows` over the window; a value of each trace for every moment. `says`: it in words.
-    `times`: by which names the address has the window that is chosen on it. `gaps`: times without data (wall ns), each
-    from one of the moments to the next; nothing is drawn in them.
+    """Return the chart `name`, of `rows` over the window, with a value of each trace for every time. `says`: the chart
+    in words. `times`: by which names the address has the window that is chosen on it. `gaps`: times without data (wall
+    ns), each from one of the moments to the next. Nothing is drawn in them.
     """
     height = MARKS_PX + sum(row.height_px + GAP_PX for row in rows) + AXIS_PX
     chosen = len(moments_ns) - 1
@@ -127,7 +127,7 @@ _AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks
 
 
 def _row_axis(row: ChartRow, top: int, height: int) -> dict[str, Any]:
-    """The axis of a row that begins `top` px above the lower end of the chart."""
+    """Return the axis of a row that begins `top` px above the lower end of the chart."""
     highest = max(_most(row), default=0)
     most = row.top or highest * 1.08 or 1
     return _AXIS | {
@@ -142,8 +142,8 @@ def _row_axis(row: ChartRow, top: int, height: int) -> dict[str, Any]:
 
 
 def _with_ends(moments_ns: Sequence[int], ends: set[int]) -> tuple[list[int], list[int], set[int]]:
-    """The moments in ms, with one more behind each of `ends`, where what was known ends; of each, the index of the
-    moment it is of; and the places of those that were added.
+    """Return the times in ms, with one more behind each of `ends`, where the data ends, the index of the original time
+    of each, and the places of those that were added.
     """
     at: list[int] = []
     index_of: list[int] = []
@@ -159,7 +159,7 @@ def _with_ends(moments_ns: Sequence[int], ends: set[int]) -> tuple[list[int], li
 
 
 def _most(row: ChartRow) -> list[float]:
-    """The highest that the row reaches, of its bands together and of each line."""
+    """Return the highest value of the row, of its bands together and of each line."""
     known = [(trace.drawn, [value or 0 for value in trace.values]) for trace in row.traces]
     bands = [values for drawn, values in known if drawn == "band"]
     lines = [max(values, default=0) for drawn, values in known if drawn == "line"]
@@ -260,7 +260,7 @@ def _layout(
 
 
 def _row_name(name: str, top: float) -> dict[str, Any]:
-    """The name above a row, which the style sheet shows where the legend is not beside the chart."""
+    """Return the name above a row, which the style sheet shows where the legend is not beside the chart."""
     return {
         "text": name,
         "x": 1,
@@ -285,7 +285,7 @@ def joined_gaps(gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _gap_shape(since_ns: int, until_ns: int, height: int, window: PageWindow) -> dict[str, Any]:
-    """A grey field over all rows, with the words in it where there is room."""
+    """Return a grey field over all rows, with the words in it where there is room."""
     has_room = until_ns - since_ns >= LEAST_LABELLED * (window.until_ns - window.since_ns)
     return {
         "type": "rect",
@@ -310,7 +310,7 @@ def _digits(value: float) -> int:
 
 
 def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: Sequence[int]) -> html.Div:
-    """The values at a moment, also before the chart is drawn and where it never is."""
+    """Return the values at a moment, also before the chart is drawn and where it never is."""
     moment = clock_text(rfc3339(moments_ns[chosen])) if moments_ns else ""
     number = 0
     parts: list[Any] = [html.P(["at ", html.Span(moment, **data(moment=""))], className="moment")]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 OF_THE_PROCESS: Final = frozenset(("pid",))
-"""Fields that differ at each start and say nothing."""
+"""Fields that differ at each start and mean nothing."""
 
 
 def value_text(value: Any) -> str:
-    """A value as the page writes it."""
+    """Return a value as the page writes it."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {value_text(each)}" for name, each in value.items())
     if isinstance(value, list):
@@ -21,7 +21,7 @@ def value_text(value: Any) -> str:
 
 
 def configuration_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, old and new value of each field that differs; `not set` stands for a field that is missing."""
+    """Return name, old and new value of each field that differs. `not set` stands for a field that is missing."""
     names = [*after, *(name for name in before if name not in after)]
     return [
         (name, _side_text(before, name), _side_text(after, name))
@@ -35,6 +35,6 @@ def _side_text(side: Mapping[str, Any], name: str) -> str:
 
 
 def changes_text(changes: list[tuple[str, str, str]], most: int = 3) -> str:
-    """The changes in a line, such as `num_gpu_blocks 512 → 200`."""
+    """Return the changes in a line, such as `num_gpu_blocks 512 → 200`."""
     shown = ", ".join(f"{name} {old} → {new}" for name, old, new in changes[:most])
     return f"{shown} and {len(changes) - most:,} more" if len(changes) > most else shown

@@ -12,49 +12,49 @@ from kvscope.monitor.text import counted, duration
 
 
 def clock_text(at: str | None) -> str:
-    """`14:02:11` of a time; `an unknown time` for None."""
+    """Return `14:02:11` of a time, or `an unknown time` for None."""
     return at[11:19] if at else "an unknown time"
 
 
 def day_and_clock(at: str | None) -> str:
-    """`2026-11-21 14:02:11 UTC` of a time; empty for None."""
+    """Return `2026-11-21 14:02:11 UTC` of a time, or an empty string for None."""
     return f"{at[:10]} {clock_text(at)} UTC" if at else ""
 
 
 def age(since: str | None, now: str | None) -> str:
-    """How long ago `since` was at `now`, as `31 s`; empty if either is not known."""
+    """Return how long ago `since` was at `now`, as `31 s`, or an empty string if either is not known."""
     if since is None or now is None:
         return ""
     return duration((datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds())
 
 
 def sentence(text: str) -> str:
-    """What was said, as a sentence; a name that it begins with stays as it is."""
+    """Return the text as a sentence. A name at its beginning stays unchanged."""
     first = text.partition(" ")[0]
     return (text[:1].upper() + text[1:] if first.isalpha() else text).removesuffix(".") + "."
 
 
 def number_text(value: float | None, unit: str = "", none: str = "not exposed") -> str:
-    """A figure with its unit; `none` for None, which is not 0."""
+    """Return a number with its unit, or `none` for None, which is not 0."""
     if value is None:
         return none
     return f"{value:,.0f} {unit}".rstrip()
 
 
 def latency_text(latency: LatencyView | None) -> str:
-    """The 95th percentile; that no request is in it, for None."""
+    """Return the 95th percentile, or for None that no request is in it."""
     return duration(latency.p95_s) if latency is not None else "none in 5 min"
 
 
 def latency_note(latency: LatencyView | None) -> str:
-    """The median, and of how many requests."""
+    """Return the median, and of how many requests."""
     if latency is None:
         return ""
     return f"p50 {duration(latency.p50_s)}, {counted(latency.requests, 'request')}"
 
 
 def slow_text(slow: SlowView) -> str:
-    """What clients of a slow engine wait, and what that is compared with."""
+    """Return the time that clients of a slow engine wait, and the usual time."""
     return (
         f"half of its requests wait {duration(slow.p50_s)} or longer for the first token, where 95 % used to wait"
         f" {duration(slow.usual_p95_s)} at most ({counted(slow.usual_of, 'earlier request')})"
@@ -62,7 +62,7 @@ def slow_text(slow: SlowView) -> str:
 
 
 def no_rate(engine: EngineView) -> str:
-    """In the place of a rate that there is none of: its figures lack it, or it is not heard or has just begun."""
+    """Return the reason for a missing rate: its metrics lack it, or the engine is silent or has just begun."""
     return "not exposed" if engine.signal == "metrics" else "not known"
 
 
@@ -78,14 +78,16 @@ def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def reason_of(request: RequestView) -> str:
-    """The reason that goes with its state; who waits for blocks, how many."""
+    """Return the reason that goes with its state, with the number of blocks for a request that waits for blocks."""
     if request.reason == "KV_BLOCKS" and request.blocks_needed:
         return f"{in_words(request.reason)}, needs {request.blocks_needed:,}"
     return in_words(request.reason) if request.reason else ""
 
 
 def pool_full_in(findings: Sequence[FindingReport]) -> tuple[str, str]:
-    """When the pool will be full of blocks that do not return, and the band for 9 in 10; empty without a forecast."""
+    """Return when the pool will be full of blocks that do not return, and the band for 9 in 10, or empty strings
+    without a forecast.
+    """
     for finding in findings:
         forecast = finding.harm.forecast if finding.harm else None
         if forecast is not None:
@@ -101,7 +103,9 @@ def queue_reasons(engine: EngineView) -> str:
 
 
 def family_of(request: RequestView) -> str:
-    """The block state that blocks of this request are in, as a class of the style sheet; `none` if it holds none."""
+    """Return the block state that blocks of this request are in, as a class of the style sheet, or `none` if it holds
+    none.
+    """
     if request.reason == "UNACCOUNTED":
         return "unaccounted"
     if request.state.startswith("FINISHED"):

@@ -44,8 +44,8 @@ NO_LATENCY: Final = "No request was measured in the last five minutes, or its me
 
 
 class EngineColumn(NamedTuple):
-    """A column of the table. `sort_key`: what it is sorted by, None where that is not known; without, it is not sorted.
-    `needs_stream`: it is there if an engine's stream is read, since metrics do not expose it.
+    """A column of the table. `sort_key`: the value to sort by, None where that is not known. Without a key, the column
+    is not sortable. `needs_stream`: it is there if an engine's stream is read, since metrics do not expose it.
     """
 
     name: str
@@ -55,7 +55,7 @@ class EngineColumn(NamedTuple):
 
 
 def p95_s(latency: LatencyView | None) -> float | None:
-    """The 95th percentile, if any request was measured."""
+    """Return the 95th percentile, if any request was measured."""
     return None if latency is None else latency.p95_s
 
 
@@ -87,7 +87,9 @@ def engine_table(query: Query, here: Here, engines: Sequence[EngineView], found:
 
 
 def sorted_engines(sort: str, engines: Sequence[EngineView]) -> list[EngineView]:
-    """Return the engines in the order that the address asks for; those without a value last, equal ones as given."""
+    """Return the engines in the order that the address asks for, those without a value last, and equal ones as
+    given.
+    """
     columns = {column.parameter: column.sort_key for column in ENGINE_COLUMNS if column.sort_key is not None}
     value = columns.get(sort.removeprefix("-"))
     if value is None:
@@ -98,7 +100,7 @@ def sorted_engines(sort: str, engines: Sequence[EngineView]) -> list[EngineView]
 
 
 def _column_head(here: Here, column: EngineColumn) -> html.Th:
-    """The heading of a column, which sorts by it: the most first, then the least, then the worst off again."""
+    """Return the heading of a column, which sorts by it: the most first, then the least, then the worst off again."""
     if column.sort_key is None:
         return html.Th(column.name, scope="col")
     chosen, name = here.place.get(SORT), column.parameter
@@ -183,7 +185,7 @@ def _output(engine: EngineView) -> Any:
 
 
 def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
-    """What kept most of the last steps from being larger."""
+    """Return the most frequent bound on the size of the last steps."""
     if engine.signal == "metrics":
         return [html.Span("not exposed", className="note")]
     points = _recent_points(query, engine, BOUND_OVER_S, then)
@@ -201,7 +203,7 @@ def _bound(query: Query, engine: EngineView, then: str) -> list[Any]:
 
 
 def _overview_findings(here: Here, engine: str, found: Sequence[FindingReport]) -> list[Any]:
-    """The first of them, and where the others are."""
+    """Return the first of them, and where the others are."""
     links: list[Any] = [_overview_finding(here, finding) for finding in found[:MOST_NAMED]]
     if len(found) > MOST_NAMED:
         there = here.place.to("findings", engine=engine)

@@ -18,7 +18,9 @@ MAX_CARD_CULPRITS = 12
 
 
 def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[Any]:
-    """Those that need somebody, the first of them in full; then those that only inform. What is not in full unfolds."""
+    """Return the cards of findings that need action, the first of them in full, and then those that only inform. The
+    other cards unfold.
+    """
     grave = [finding for finding in findings if finding.severity != "info"]
     others = [finding for finding in findings if finding.severity == "info"]
     parts: list[Any] = [_card(here, finding) for finding in grave[:in_full]]
@@ -67,7 +69,7 @@ def marks(here: Here, finding: FindingReport) -> html.Div:
 
 
 def _card_time(here: Here, finding: FindingReport) -> str:
-    """Since when, and for how long until now; or until when."""
+    """Return since when, and for how long until now, or until when."""
     if finding.resolved_at:
         return f"{clock_text(finding.since)} – {clock_text(finding.resolved_at)} UTC"
     now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
@@ -91,7 +93,9 @@ def _body(place: PagePlace, finding: FindingReport) -> list[Any]:
 
 
 def advice(finding: FindingReport) -> list[Any]:
-    """What would make it sure, if it is not; what to do, to change, and what will not help."""
+    """Return what would confirm it, if it is not confirmed, with the steps to take, the settings to change, and the
+    fixes that will not help.
+    """
     parts: list[Any] = []
     if finding.missing:
         parts.append(html.P([html.Strong("To be sure: "), finding.missing], className="missing"))
@@ -108,7 +112,7 @@ def advice(finding: FindingReport) -> list[Any]:
 
 
 def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULPRITS) -> list[Any]:
-    """Who it is about, and what it brings about; links to them as they are at `place`."""
+    """Return its requests and blocks, and its effects, with links to them as they are at `place`."""
     rows = []
     requests, blocks = finding.culprits.requests, finding.culprits.blocks
     if requests:
@@ -125,7 +129,7 @@ def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULP
 
 
 def alternatives(finding: FindingReport) -> html.Table:
-    """The other explanations, each with what excludes it."""
+    """Return the other explanations, each with what excludes it."""
     rows = [
         html.Tr([html.Th(one.name, scope="row"), html.Td(one.excluded_by or "not excluded", className="said")])
         for one in finding.alternatives
@@ -134,7 +138,7 @@ def alternatives(finding: FindingReport) -> html.Table:
 
 
 def evidence(place: PagePlace, finding: FindingReport) -> html.Table:
-    """The figures that it rests on, each with where it was read; a position leads to the pool as it was then."""
+    """Return the numbers that it rests on, each with where it was read. A position leads to the pool as it was then."""
     rows = [
         html.Tr(
             [

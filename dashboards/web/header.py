@@ -1,5 +1,5 @@
-"""What stands above every view: the engines, the views of the one that is looked at, the time, and whether what is said
-is exact. And what must not be overlooked.
+"""The header above every view: the engines, the views of the chosen one, the time, and whether the data is exact. And
+what must not be overlooked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ QUIET_STATUS = {
     "stopped": "{which} has stopped. {shown}",
     "gone": "{which} was not received since the service began. {shown}",
 }
-"""What is said above every view of an engine in such a state."""
+"""The notice above every view of an engine in such a state."""
 
 
 def title(here: Here) -> str:
-    """Of the window: what is wrong, the view, the engine."""
+    """Return the title of the window: the problem, the view, the engine."""
     if not here.place.view:
         wrong = sum(map(open_findings, here.engines))
         return f"({wrong}) Overview" if wrong else "Overview"
@@ -43,8 +43,8 @@ def title(here: Here) -> str:
 
 
 def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
-    """All of it, as it stands at the top of the page. `known_s`: how much time there is to look at. `every_s`: the view
-    is made anew only so often; 0: as often as one looks.
+    """All of it, as it stands at the top of the page. `known_s`: how much time there is to look at. `every_s`: the
+    interval at which the view is rendered again (0: at every tick).
     """
     ended = all(map(_is_recording, here.engines))
     if here.place.view:
@@ -150,7 +150,7 @@ def is_unread(engine: EngineView) -> bool:
 
 
 def health(engine: EngineView, every_s: float) -> list[Any]:
-    """Whether figures are exact, and what was lost; and how old they may be."""
+    """Return whether the data is exact, with losses, and how old it may be."""
     slow = (
         [
             html.Span(
@@ -182,7 +182,7 @@ def health(engine: EngineView, every_s: float) -> list[Any]:
 
 
 def alarms(here: Here, complaint: str) -> list[Any]:
-    """What is wrong with the address; a fault that is switched on; an engine that has gone quiet."""
+    """Return the alarms: an error in the address, a fault that is switched on, an engine that has gone quiet."""
     engine = here.engine
     which = engine.engine if len(here.engines) > 1 and not here.place.view else "this engine"
     banners = [html.P(complaint, className="banner quiet")] if complaint else []

@@ -19,7 +19,7 @@ MOST_SPANS = 60
 
 
 def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
-    """A request: its state, its cost, its blocks, its life."""
+    """Return a request: its state, its cost, its blocks, its phases."""
     request, engine = detail.request, detail.engine
     reason = reason_of(request)
     facts = [
@@ -53,7 +53,7 @@ def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
 
 
 def of_block(place: PagePlace, detail: BlockDetail) -> list[Any]:
-    """A block: what it is, why, and its life."""
+    """Return a block: its state, its owners, and its event history."""
     return [
         *_panel_head(place, "Block", f"{detail.block:,}"),
         *_what_it_is(place, detail),
@@ -62,7 +62,7 @@ def of_block(place: PagePlace, detail: BlockDetail) -> list[Any]:
 
 
 def pointed(place: PagePlace, detail: BlockDetail) -> list[Any]:
-    """A block in a few lines, for who points at it."""
+    """Return a block in a few lines, for the pointer."""
     return [html.H3(f"Block {detail.block:,}"), *_what_it_is(place, detail)]
 
 
@@ -76,7 +76,7 @@ def point_here() -> list[Any]:
 
 
 def unknown(place: PagePlace, message: str) -> list[Any]:
-    """There is no such thing here (any more)."""
+    """Return a note that it does not exist (any more)."""
     return [*_panel_head(place, "Not known", ""), html.P(sentence(message), className="note")]
 
 

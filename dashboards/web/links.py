@@ -2,8 +2,8 @@
 
     /VIEW?engine=ENGINE&from=TIME&to=TIME&at=MOMENT&id=ID
 
-VIEW is a path of `views.TABLE`, empty for the overview; `id` is what the view is about, a request or a block, say. A
-TIME is RFC 3339 (without an offset: UTC), milliseconds since 1970, or `now` and `now-30m` as Grafana writes them. A
+VIEW is a path of `views.TABLE`, empty for the overview. `id` is the subject of the view, such as a request or a block.
+A TIME is RFC 3339 (without an offset: UTC), milliseconds since 1970, or `now` and `now-30m` as Grafana writes them. A
 MOMENT is a TIME, or the position of an event, `epoch/sequence/event`. Parameters that only one view knows, such as a
 filter, are in `more`.
 """
@@ -25,7 +25,7 @@ _PARAMETERS: Final = {"engine": "engine", "from": "since", "to": "until", "at": 
 
 
 class PageWindow(NamedTuple):
-    """A stretch of time, in wall ns; `live` if it ends now and moves on."""
+    """A time window, in wall ns, with `live` if it ends now and moves on."""
 
     since_ns: int
     until_ns: int
@@ -59,17 +59,17 @@ class PagePlace(NamedTuple):
     more: tuple[tuple[str, str], ...] = ()
 
     def to(self, view: str, **changes: str) -> str:
-        """The address of another view, of the same engine and time but for what `changes` says (empty: without it)."""
+        """Return the address of another view, of the same engine and time but for `changes` (empty: without it)."""
         kept = {"engine": self.engine, "from": self.since, "to": self.until, "at": self.at}
         asked = {name: value for name, value in (kept | _named_parameters(changes)).items() if value}
         return f"/{view}" + (f"?{urlencode(asked)}" if asked else "")
 
     def but(self, **changes: str) -> str:
-        """The address of this very place but for what `changes` says."""
+        """Return the address of this very place but for `changes`."""
         return self.to(self.view, **({"id": self.id} | dict(self.more) | changes))
 
     def get(self, name: str, default: str = "") -> str:
-        """A parameter that only this view knows."""
+        """Return a parameter that only this view knows."""
         return dict(self.more).get(name, default)
 
     @property
@@ -78,7 +78,7 @@ class PagePlace(NamedTuple):
         return not self.at and (not self.until or _RELATIVE.fullmatch(self.until) is not None)
 
     def window(self, now_ns: int) -> PageWindow:
-        """What its times mean when it is `now_ns`. Raises BadTime."""
+        """Return the times of its window when it is `now_ns`. Raises BadTime."""
         if self.at and not (self.since or self.until) and not is_stream_position(self.at):
             at_ns, half_ns = wall_ns(self.at, now_ns), round(DEFAULT_S / 2 * 1e9)
             return PageWindow(at_ns - half_ns, min(at_ns + half_ns, max(now_ns, at_ns)), False)
@@ -90,7 +90,9 @@ class PagePlace(NamedTuple):
 
 
 def place_of(address: str) -> PagePlace:
-    """Where an address leads. One that has no view is given its own path: that there is no such view is said there."""
+    """Where an address leads. An address without a view keeps its own path, where the page reports that there is no
+    such view.
+    """
     parts = urlsplit(address)
     asked = {name: value for name, value in parse_qsl(parts.query) if value and name != "token"}
     known = {field: asked.pop(name) for name, field in _PARAMETERS.items() if name in asked}
@@ -110,7 +112,7 @@ def is_stream_position(text: str) -> bool:
 
 
 def wall_ns(text: str, now_ns: int) -> int:
-    """A TIME in ns since 1970. Raises BadTime."""
+    """Return a TIME in ns since 1970. Raises BadTime."""
     if relative := _RELATIVE.fullmatch(text):
         at_ns = now_ns - int(relative[1] or 0) * _UNITS[relative[2] or "s"] * 1_000_000_000
         if at_ns < 0:
@@ -132,13 +134,13 @@ def wall_ns(text: str, now_ns: int) -> int:
 
 
 def rfc3339(ns: int) -> str:
-    """A wall time as addresses carry it: UTC, to the millisecond where it is not a whole second."""
+    """Return a wall time as addresses carry it: UTC, to the millisecond where it is not a whole second."""
     at = datetime.fromtimestamp(ns // 1_000_000 / 1000, UTC)
     return at.isoformat(timespec="milliseconds" if ns // 1_000_000 % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def ago(seconds: float) -> str:
-    """The TIME so long before now, in the largest unit that divides it: now-20m."""
+    """Return the TIME that long before now, in the largest unit that divides it: now-20m."""
     whole = max(1, round(seconds))
     unit = next(unit for unit in ("d", "h", "m", "s") if whole % _UNITS[unit] == 0)
     return f"now-{whole // _UNITS[unit]}{unit}"

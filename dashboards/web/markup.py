@@ -1,4 +1,4 @@
-"""What several sections are made with.
+"""The building blocks of several sections.
 
 Sections are trees of Dash's HTML components that assets/kvscope.js renders: Dash itself would throw the old elements
 away at each update, and with them focus, selection and what was unfolded.
@@ -26,18 +26,18 @@ def data(**values: object) -> dict[str, Any]:
 
 
 def key(name: str, does: str) -> dict[str, Any]:
-    """Attributes of a link or a button that a key of the keyboard presses too; `?` lists them."""
+    """Return attributes of a link or a button that a key of the keyboard presses too. `?` lists them."""
     return data(key=name, does=does)
 
 
 def field(kind: str, name: str, value: str, **more: str) -> dcc.Input:
-    """A field of a form that goes to the address its fields make; `value` is what it has at first."""
+    """Return a field of a form that goes to the address its fields make. `value` is its initial value."""
     attributes: dict[str, Any] = {"type": kind, "name": name, "value": value, **more}
     return dcc.Input(**attributes)
 
 
 def choice(name: str, words: str, values: Sequence[tuple[str, str]], chosen: str, none: str = "any") -> html.Label:
-    """A labelled field of such a form that has one of the values, each with what is written for it, or `none`."""
+    """Return a labelled field of such a form that has one of the values, each with its label, or `none`."""
     options = [html.Option(none, value=""), *(html.Option(text, value=value) for value, text in values)]
     if chosen not in ("", *(value for value, _ in values)):
         options.append(html.Option(chosen, value=chosen))
@@ -45,17 +45,17 @@ def choice(name: str, words: str, values: Sequence[tuple[str, str]], chosen: str
 
 
 def dot(family: str) -> html.Span:
-    """A dot in the colour of a block state; a class of the style sheet."""
+    """Return a dot in the colour of a block state, which is a class of the style sheet."""
     return html.Span(className=f"dot {family}", **aria(hidden="true"))
 
 
 def request_link(place: PagePlace, engine: str, name: str) -> html.A:
-    """A request's name, which leads to its story."""
+    """Return a request's name, which leads to its event history."""
     return html.A(name, href=place.to("request", engine=engine, id=name), className="id")
 
 
 def block_links(place: PagePlace, engine: str, blocks: Sequence[int], most: int) -> list[Any]:
-    """Block ids as links, an unbroken run of them as one; at most so many, and how many more there are."""
+    """Return block ids as links, an unbroken run of them as one: at most that many, and how many more there are."""
     runs = spans(blocks)
     links: list[Any] = [
         html.A(
@@ -69,7 +69,9 @@ def block_links(place: PagePlace, engine: str, blocks: Sequence[int], most: int)
 
 
 def event_link(place: PagePlace, engine: str, position: str) -> html.A | html.Span:
-    """The position of an event, which leads to the pool as it was then. A scrape or a line of a log leads nowhere."""
+    """Return the position of an event, which leads to the pool as it was then. A scrape or a line of a log leads
+    nowhere.
+    """
     if not is_stream_position(position):
         return html.Span(position)
     # Without the life of the engine, which is long, and the same for nearly all that a page has.
@@ -79,7 +81,7 @@ def event_link(place: PagePlace, engine: str, position: str) -> html.A | html.Sp
 
 
 def headings(*names: str) -> html.Thead:
-    """The head of a table; `#` behind a name: of figures."""
+    """Return the head of a table. `#` behind a name marks numbers."""
     return html.Thead(
         html.Tr(
             [

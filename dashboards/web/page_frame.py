@@ -1,4 +1,4 @@
-"""The page's frame: what is there before anything has been said, and the places that sections go to."""
+"""The page's frame: its initial content, and the places that sections go to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The colour of each block state, on the map, in the bands of the chart and in every legend; of reasons and limits.
+"""The colour of each block state, on the map, in the bands of the chart and in every legend, and of reasons and limits.
 
 They differ in lightness as well as in hue, each from its neighbours in the chart, and are seen on light and dark alike.
-Red is kept for what nobody can account for. Order: as the chart stacks them, what does not come back lowest, so that a
-leak is a floor that rises.
+Red is kept for unaccounted blocks. Order: as the chart stacks them, what does not come back lowest, so that a leak is a
+floor that rises.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REASONS: Final = {
     "CAPACITY": (230, 140, 40),
     "DEFERRED": (45, 160, 150),
 }
-"""Why requests wait; any other reason is OTHER."""
+"""Why requests wait, with OTHER for any other reason."""
 OTHER: Final = (120, 126, 138)
 LIMITS: Final = {
     "KV": REASONS["KV_BLOCKS"],
@@ -65,7 +65,7 @@ LIMITS: Final = {
     "DEFERRED": REASONS["REMOTE_KV"],
     "NONE": (128, 140, 160),
 }
-"""What kept steps from being larger, as the reason that it is for a request."""
+"""The bound on steps, as the reason that it is for a request."""
 
 
 MANY: Final = (
@@ -84,14 +84,14 @@ MANY: Final = (
     (160, 200, 110),
     (240, 190, 110),
 )
-"""Things of one kind that are told apart, such as owners."""
+"""Things of one kind with different colours, such as owners."""
 RISING: Final = ((205, 225, 245), (160, 195, 235), (110, 160, 220), (70, 120, 195), (45, 80, 160), (25, 40, 110))
 """A figure that rises, such as an age: seen on light and dark alike by its order, not by its ends."""
 NOBODY: Final = (128, 140, 160)
 
 
 def colour_of(by: str, value: int) -> tuple[int, int, int]:
-    """That of a value of a colouring of blocks."""
+    """Return the colour of a value of a colouring of blocks."""
     if value == 0:
         return NOBODY
     if by in ("owner", "prefix"):
@@ -100,5 +100,5 @@ def colour_of(by: str, value: int) -> tuple[int, int, int]:
 
 
 def css(rgb: tuple[int, int, int], opacity: float = 1.0) -> str:
-    """A colour as a style sheet writes it."""
+    """Return a colour as a style sheet writes it."""
     return f"rgba({', '.join(map(str, rgb))}, {opacity:g})"

@@ -53,7 +53,7 @@ def legend(engine: EngineView) -> list[Any]:
 
 
 def balance_bar(engine: EngineView) -> html.Div | str:
-    """The pool as one bar, as wide as its share for each state."""
+    """Return the pool as one bar, as wide as its share for each state."""
     balance = engine.balance
     if balance is None:
         return _usage_bar(engine)
@@ -75,7 +75,7 @@ def balance_bar(engine: EngineView) -> html.Div | str:
 
 
 def _usage_bar(engine: EngineView) -> html.Div | str:
-    """The pool of an engine whose holders are not known: in use, and the rest."""
+    """Return the pool of an engine whose holders are not known: in use, and the rest."""
     if engine.usage is None:
         return ""
     used = round(1000 * engine.usage)

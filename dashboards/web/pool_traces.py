@@ -1,4 +1,4 @@
-"""What charts of an engine are drawn from, wherever they stand: its pool and its queues over time."""
+"""The traces of charts of an engine, wherever they stand: its pool and its queues over time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ FIRST_TOKEN: Final = (58, 145, 134)
 QUEUE_TIME: Final = (226, 140, 60)
 POOL_SIZE: Final = (112, 118, 130)
 LEAST_GAP_NS: Final = 3_500_000_000
-"""An engine is silent after that long: its stream says something each second."""
+"""An engine is silent after that long: its stream has an event each second."""
 GAP_TIMES: Final = 4
 """A pause of so many times the usual distance of points is a gap in what is known."""
 
 
 def pool_row(points: Sequence[PointView], height_px: int) -> ChartRow:
-    """The pool by holder where holders are known, else how much of it is in use. The axis ends at the largest pool."""
+    """Return the pool by holder where holders are known, or else how much of it is in use. The axis ends at the largest
+    pool.
+    """
     if any(point.free is not None for point in points):
         totals = [sum(getattr(point, shade.field) or 0 for shade in PALETTE_SHADES) for point in points]
         traces = block_traces(points)
@@ -46,7 +48,7 @@ def gaps_between(points: Sequence[PointView]) -> list[tuple[int, int]]:
 
 
 def pool_text(point: PointView) -> str:
-    """The pool at a point in words: its blocks by holder, or its usage."""
+    """Return the pool at a point in words: its blocks by holder, or its usage."""
     if point.free is None:
         return "in use: not exposed" if point.usage is None else f"in use: {100 * point.usage:.1f} % of the pool"
     held = ", ".join(f"{count:,} {shade.label}" for shade in PALETTE_SHADES if (count := getattr(point, shade.field)))
@@ -76,7 +78,7 @@ def _latency_trace(
 
 
 def block_traces(points: Sequence[PointView]) -> list[Trace]:
-    """Who had the pool, in bands."""
+    """Return the holders of the pool, in bands."""
     return [
         Trace(
             shade.label,
@@ -91,7 +93,7 @@ def block_traces(points: Sequence[PointView]) -> list[Trace]:
 
 
 def request_traces(points: Sequence[PointView]) -> list[Trace]:
-    """Who waited and why, in bands, and how many ran."""
+    """Return the waiting requests by reason, in bands, and how many ran."""
     met = {reason for point in points for reason in point.waiting_by_reason}
     waiting = [
         Trace(

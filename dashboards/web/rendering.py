@@ -1,9 +1,9 @@
-"""Pages as they are now, each made at most once a tick for all viewers, and only the one that somebody looks at.
+"""Current pages, each rendered at most once a tick for all viewers, and only while it is open.
 
-A query may wait for the ledger, so it runs in a thread. What is costly to make is made less often: all views together
-take no more than a tenth of the time, however many blocks a pool has and however many people look on, for whoever reads
-the stream has the same processor. Views that are looked at are made again one after another, and say how often that is.
-What is past does not change, and is looked at again only for what is found of it later.
+A query may wait for the ledger, so it runs in a thread. Costly views are rendered less often: all views together take
+no more than a tenth of the time, however many blocks a pool has and however many viewers are connected, since the
+reader of the stream has the same processor. Open views are rendered again one after another, and show how often that
+is. The past does not change, and is rendered again only for later findings about it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ TICK_S: Final = 1.0
 REST: Final = 9
 """A view rests for this many times what it took to make, and those that are to be made again rest with it."""
 LOOKED_AT_S: Final = 3 * TICK_S
-"""Whoever looks at a view asks for it every tick. Of one that was not asked for so long nobody is shown what it was."""
+"""A viewer of a view asks for it every tick. After this long without a request, the old content of a view is never
+shown.
+"""
 SLOW_S: Final = 2.5
-"""What is made again less often than that says so."""
+"""A view with a longer interval shows it."""
 PAST_RESTS_S: Final = 30.0
 KEPT_VIEWS: Final = 64
 
 
 class Page(NamedTuple):
-    """All that a viewer sees. `told`: the window's title, the engine, the moment, which of `sections` stand where."""
+    """All that a viewer sees. `told`: the window's title, the engine, the time, and the places of `sections`."""
 
     told: dict[str, Any]
     sections: dict[str, str]
@@ -52,14 +54,14 @@ class Page(NamedTuple):
 
 
 class ShownView(NamedTuple):
-    """A view as it is sent, and the position in the engine's stream that all of it belongs to; empty: of the past."""
+    """A view as sent, and the position in the engine's stream that all of it belongs to (empty: of the past)."""
 
     sections: dict[str, str]
     position: str
 
 
 class _Shared:
-    """One thing to show: whoever asks while it is made waits for it, whoever asks soon after gets the same."""
+    """One shared rendering: viewers that ask meanwhile wait for it, and those soon after get the same."""
 
     def __init__(self) -> None:
         self.making: asyncio.Task[None] | None = None
@@ -69,7 +71,7 @@ class _Shared:
         self.asked_at = 0.0
         self.made_at = 0.0
         self.every_s = 0.0
-        """From the making before the last to the last, if somebody looked on."""
+        """The time between the last two renderings, if it was open."""
         self.in_turn = False
 
     def is_due(self, now: float) -> bool:
@@ -77,12 +79,12 @@ class _Shared:
         return self.making is None or (self.making.done() and now >= self.fresh_until)
 
     def is_looked_at(self, now: float) -> bool:
-        """Whether it was asked for of late."""
+        """Whether a viewer asked for it recently."""
         return now < self.asked_at + LOOKED_AT_S
 
 
 class Pages:
-    """Renders what `query` says. For one event loop."""
+    """Renders the answers of `query`. For one event loop."""
 
     def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
         self._query = query
@@ -91,7 +93,7 @@ class Pages:
         self._rests_until = 0.0
 
     async def page(self, place: PagePlace) -> Page:
-        """The page at `place`."""
+        """Return the page at `place`."""
         live: list[EngineView] = await self._once("engines", self._query.engines)
         gone: list[EngineView] = await self._once("gone", self._query.past_engines, PAST_RESTS_S)
         known = worst_first([*live, *gone])
@@ -111,7 +113,7 @@ class Pages:
         return Page(told, around | view.sections)
 
     async def pointed(self, place: PagePlace, block: int) -> list[Any]:
-        """The block that somebody points at, in a few lines."""
+        """Return the block under the pointer, in a few lines."""
         children: list[Any] = await self._once(("pointed", place, block), lambda: _pointed(self._query, place, block))
         return children
 
@@ -121,8 +123,8 @@ class Pages:
         return round(shared.every_s) if shared is not None and shared.every_s > SLOW_S else 0
 
     async def _once(self, key: object, make: Callable[[], Any], rest_s: float = 0.0, *, in_turn: bool = False) -> Any:
-        """What `make` makes, or made not long ago. What takes longer than a tick is shown as it was meanwhile, to who
-        looks at it already. `in_turn`: it is made again when it is its turn among all that are.
+        """Return the result of `make`, or a recent one. While it takes longer than a tick, its viewers keep the last
+        result. `in_turn`: it is made again when it is its turn among all that are.
         """
         shared = self._shared.setdefault(key, _Shared())
         self._shared.move_to_end(key)
@@ -184,7 +186,7 @@ def _notices(
 
 
 def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
-    """Where that is; what is wrong with the address, if anything."""
+    """Return the current place, and the error in the address, if any."""
     complaints = []
     if is_of_many(place.engine) and place.engine not in (view.engine for view in known):
         place = place._replace(view=place.view if len(known) == 1 else "", engine="", id="")
@@ -202,7 +204,7 @@ def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
 
 
 def _known_s(query: Query, here: Here) -> float:
-    """For how long before now the engine is known; 0 on a page of many engines, which asks none of them."""
+    """Return for how long before now the engine is known, or 0 on a page of many engines, which asks none of them."""
     if here.is_fleet:
         return 0.0
     try:
@@ -218,7 +220,7 @@ def _around(here: Here, complaint: str, known_s: float, every_s: float) -> dict[
 
 
 def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
-    """What to ask, and where one is, so that all that is live on a page belongs to one position of the stream.
+    """Return the query and the place, so that all live data on a page belongs to one position of the stream.
 
     A window of the past does not change meanwhile, and needs no copy of the ledger.
     """
@@ -251,7 +253,7 @@ def _shown(query: Query, here: Here) -> ShownView:
 
 
 def _known(query: Query, here: Here) -> list[Any]:
-    """Of which time there is something to see, where another is looked at."""
+    """Return the time range with data, where the page shows a time outside it."""
     if here.window.live:
         return []
     try:

@@ -1,4 +1,4 @@
-"""What views say of silences, and the parts of the forms that create one."""
+"""Notes on silences, and the parts of the forms that create one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ LENGTHS: Final = (("3600", "an hour"), ("14400", "4 hours"), ("86400", "a day"),
 
 
 def silence_note(number: str, silences: Sequence[SilenceView]) -> list[Any]:
-    """Confirm the silence that was created just now; `number` is from the address. Nothing, if it is over."""
+    """Confirm the silence that was created just now, if it is in force. `number` is from the address. Nothing, if it is
+    over.
+    """
     return [
         html.P(
             f"Silence {one.number} is set until {day_and_clock(one.until)}: {' '.join(one.matchers)}.",
@@ -27,5 +29,5 @@ def silence_note(number: str, silences: Sequence[SilenceView]) -> list[Any]:
 
 
 def literally(text: str) -> str:
-    """A pattern that matches only that."""
+    """Return a pattern that matches only that."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)

@@ -15,7 +15,7 @@ SPARKLINE_HEIGHT: Final = 22
 def sparkline(
     name: str, values: Sequence[float | None], unit: str, rgb: tuple[int, int, int], top: float = 0.0
 ) -> list[Any]:
-    """Return the line as an image, with its extremes in words; nothing if too few are known or all are 0.
+    """Return the line as an image, with its extremes in words, or nothing if too few are known or all are 0.
 
     top: where its axis ends, 0 for the highest value.
     """
@@ -27,7 +27,7 @@ def sparkline(
 
 
 def _svg(values: Sequence[float | None], rgb: tuple[int, int, int], top: float) -> str:
-    """As a data URL. What is not known breaks the line."""
+    """As a data URL. Unknown values break the line."""
     step = SPARKLINE_WIDTH / max(len(values) - 1, 1)
     lines: list[list[tuple[float, float]]] = [[]]
     for place, value in enumerate(values):

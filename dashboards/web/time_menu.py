@@ -1,6 +1,6 @@
-"""The time that is looked at: live or in the past, how to move it, and how to choose another.
+"""The time menu: live or in the past, with buttons to move it, and a form to choose another.
 
-What is live stays live when it is made longer or shorter, and no window ends in the future.
+A live window stays live when its length changes, and no window ends in the future.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_WINDOW_S: Final = 1.0
 ONE_DAY_NS: Final = 86_400_000_000_000
 _CLOCK_FORM: Final = r"\d\d:\d\d(:\d\d(\.\d+)?)?"
 TIME_FORM: Final = rf"\d{{4}}-\d\d-\d\d[T ]{_CLOCK_FORM}Z?|{_CLOCK_FORM}|now(-\d{{1,6}}[smhd])?|\d{{12,14}}"
-"""Of a typed time, 24 hours a day."""
+"""The form of a typed time, 24 hours a day."""
 
 
 class _Move(NamedTuple):
@@ -43,7 +43,7 @@ class _Move(NamedTuple):
 
 
 def time_menu(here: Here, now_ns: int, known_s: float, ended: bool) -> list[Any]:
-    """Live, or as it was at a moment; and how to look at another. `known_s`: for how long the engine is known.
+    """Return the time, live or past, and the ways to choose another. `known_s`: for how long the engine is known.
     `ended`: it is live no more.
     """
     place, window = here.place, here.window
@@ -82,7 +82,9 @@ def time_menu(here: Here, now_ns: int, known_s: float, ended: bool) -> list[Any]
 
 
 def _moves(window: PageWindow, now_ns: int) -> list[_Move]:
-    """Where the buttons lead. There is none for later at the end, and none for a window shorter than a second."""
+    """Where the buttons lead. Buttons that would leave the range are missing: later at the end, and shorter below a
+    second.
+    """
     half = (window.until_ns - window.since_ns) // 2
     moves = [_absolute("←", "earlier", "[", window.since_ns - half, window.until_ns - half)]
     if not window.live and window.until_ns < now_ns:
@@ -109,7 +111,7 @@ def _span_in_words(window: PageWindow) -> str:
 
 
 def _past_in_words(here: Here) -> str:
-    """The moment, or the window; days where they are not that of the engine's now."""
+    """Return the time, or the window, with days where they are not that of the engine's now."""
 
     def then(at: str) -> str:
         return clock_text(at) if here.engine.at and at[:10] == here.engine.at[:10] else f"{at[:10]} {clock_text(at)}"
@@ -138,7 +140,7 @@ def _spans(place: PagePlace, window: PageWindow, known_s: float) -> html.Ul:
 
 
 def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
-    """A form that goes where a link would: empty fields are left out of the address."""
+    """Return a form that goes where a link would: empty fields are left out of the address."""
     hidden = [("engine", place.engine), ("id", place.id), *place.more]
     fields: list[Any] = [field("hidden", name, value) for name, value in hidden if value]
     moment = place.at if "T" in place.at else ""
@@ -156,7 +158,7 @@ def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
 
 
 def time_field(name: str, value: str) -> Any:
-    """A field for a time of 24 hours, in the zone that is chosen. `value` is RFC 3339, in UTC."""
+    """Return a field for a time of 24 hours, in the zone that is chosen. `value` is RFC 3339, in UTC."""
     return field(
         "text",
         name,
@@ -169,7 +171,9 @@ def time_field(name: str, value: str) -> Any:
 
 
 def _zones() -> html.Div:
-    """What a viewer prefers: a time zone, and dark or light. assets/browser_preferences.js applies and remembers it."""
+    """Return a viewer's preferences: a time zone, and dark or light. assets/browser_preferences.js applies and
+    remembers it.
+    """
     return html.Div(
         [
             html.Span("Times in"),

@@ -24,11 +24,11 @@ _LEVEL_OF: Final = [
     *[len(_LEVELS)] * (100 - FULL_FROM + 1),
     0,
 ]
-"""The palette's entry of each percent; the last one, -1, is of what is not known."""
+"""The palette's entry of each percent. The last one, -1, is for unknown values."""
 
 
 def strips_picture(strips: Sequence[Sequence[int]]) -> str:
-    """Return the strips as a data URL; what is not known is clear."""
+    """Return the strips as a data URL, clear where values are not known."""
     width = max(map(len, strips), default=0) or 1
     pixels = b"".join(bytes(map(_LEVEL_OF.__getitem__, strip)).rjust(width, b"\0") for strip in strips) or b"\0"
     image = Image.frombytes("P", (width, max(1, len(strips))), pixels)

@@ -1,4 +1,4 @@
-"""What a view is: a function of what can be asked and of where one is, to sections of HTML."""
+"""The interface of a view: a function of the query object and of the place, to sections of HTML."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ class Here(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The moment at which a view of a state shows it, as the query interface takes it; empty: now."""
+        """The time at which a view of a state shows it, as the query interface takes it, or empty for now."""
         if self.place.at:
             return self.place.at
         return "" if self.window.live else self.window.until
 
 
 class PageView(NamedTuple):
-    """What is shown: sections from top to bottom, each under a name of its own, and what stands beside them, if
-    anything. A section that is as it was a second ago is not sent again, so what changes often is best a section of
-    its own.
+    """The content of a view: sections from top to bottom, each under a name of its own, and its side panel, if any. A
+    section that is as it was a second ago is not sent again, so what changes often is best a section of its own.
     """
 
     sections: Mapping[str, Tree]
@@ -72,8 +71,8 @@ UNSERVED: Final = ("stuck", "silent", "stopped")
 
 
 def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
-    """Engines in need of attention before others: by their open findings, then those that serve no client, then slow
-    ones, then by their queues and names; those that only history knows last.
+    """Return engines in need of attention before others: by their open findings, then those that serve no client, then
+    slow ones, then by their queues and names, and those that only history knows last.
     """
 
     def need(engine: EngineView) -> tuple[Any, ...]:
@@ -85,7 +84,7 @@ def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
 
 
 def open_findings(engine: EngineView) -> int:
-    """How many findings of it need somebody."""
+    """Return how many of its findings need action."""
     return sum(count for severity, count in engine.findings.items() if severity != "info")
 
 
@@ -95,7 +94,7 @@ def engine_now_ns(engine: EngineView) -> int:
 
 
 def engine_then(query: Query, here: Here) -> EngineView:
-    """The engine as it was at the moment that is looked at. Raises NotKnown."""
+    """Return the engine as it was at the time of the page. Raises NotKnown."""
     if not here.moment:
         return here.engine
     for engine in query.engines(here.moment, here.name):

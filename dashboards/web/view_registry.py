@@ -58,6 +58,6 @@ def views_of(signal: str) -> list[ViewEntry]:
 
 
 def tab_of(path: str) -> ViewEntry | None:
-    """The view in the navigation that an address belongs to; None of one that is no view's."""
+    """Return the view in the navigation that an address belongs to, or None for an address without a view."""
     entry = PATHS.get(path)
     return PATHS[entry.tab] if entry and entry.tab else entry

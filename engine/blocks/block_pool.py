@@ -1,8 +1,8 @@
 """Every block of the pool: its reference count, its hash, its place in the free queue.
 
-All changes to a block happen here, and each is said to the log at that place. A block with reference count 0 is in
-the free queue; it keeps its hash there, so that a prefix hit can take it back, until it is handed out anew.
-Blocks without a hash are handed out first, then the least recently used.
+All changes to a block happen here, and each is logged at that place. A block with reference count 0 is in the free
+queue. It keeps its hash there, so that a prefix hit can take it back, until it is allocated again. Blocks without a
+hash are handed out first, then the least recently used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NULL_BLOCK_COUNT = 1
 class BlockPool:
     """`total` blocks, of which the first is reserved.
 
-    keeps_duplicates: several blocks of one prefix can be in the cache; a lookup finds the one entered first.
+    keeps_duplicates: several blocks of one prefix can be in the cache. A lookup finds the one entered first.
     """
 
     def __init__(self, total: int, log: EventLog, faults: Faults | None = None, keeps_duplicates: bool = False) -> None:
@@ -58,7 +58,7 @@ class BlockPool:
         return free, self.num_cached_idle, self.total - NULL_BLOCK_COUNT - free, self.total
 
     def find(self, digest: bytes) -> int | None:
-        """The block that holds this prefix's last block, if it is cached."""
+        """Return the block that holds this prefix's last block, if it is cached."""
         return self._by_digest.get(digest)
 
     def allocate(self, request: int, count: int, group: int = 0) -> list[int]:
@@ -76,7 +76,7 @@ class BlockPool:
         return blocks
 
     def reuse(self, request: int, blocks: Sequence[int], group: int = 0) -> None:
-        """A prefix hit: one more reference to each."""
+        """Take a prefix hit: one more reference to each."""
         for block in blocks:
             if self.refs[block] == 0:
                 self.free_queue.remove(block)
@@ -103,7 +103,7 @@ class BlockPool:
             self.log.cached(request, entered, hashes, group)
 
     def release(self, request: int, blocks: Sequence[int], reason: Release, group: int = 0) -> None:
-        """Take back one reference to each; those that have none left go to the free queue, first ones first."""
+        """Release one reference to each. Blocks without any go to the free queue, first ones first."""
         self._unreference(request, blocks)
         self.log.released(request, blocks, reason, group)
 
@@ -130,7 +130,7 @@ class BlockPool:
             self.num_cached_idle += len(hashed)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing changed, while any block is in use, as in vLLM."""
+        """Forget every cached prefix. Return False, and change nothing, while any block is in use, as in vLLM."""
         if self.num_free < self.usable:
             return False
         by_group: defaultdict[int, list[int]] = defaultdict(list)

@@ -78,7 +78,7 @@ class FreeQueue:
         self._previous[end] = last
 
     def extend_front(self, blocks: Iterable[int]) -> None:
-        """Put blocks at the front; the last of them will be handed out first."""
+        """Put blocks at the front, the last of them to be handed out first."""
         end, first = self._end, self._next[self._end]
         for block in blocks:
             self._previous[first] = block

@@ -9,9 +9,9 @@
 
 Layers that keep the same tokens are a KV group: those that see everything, and those with a sliding window. A request
 has a table for each group, all of one length, over one pool: block i of each has the same tokens, in that group's
-layers. What a window has left behind is given back, and NULL_BLOCK stands in its place.
+layers. Blocks behind a window are freed, and NULL_BLOCK stands in their place.
 
-A free can be fenced: the blocks leave the table and stay referenced until `reclaim` is told that the step which may
+A free can be fenced: the blocks leave the table and stay referenced until `reclaim` learns that the step which may
 still write to them is complete.
 
 `allocate` either gives all that was asked for or changes nothing.
@@ -31,9 +31,9 @@ from kvscope.monitor.events.kinds import Holder, Release
 
 
 class Prefix(NamedTuple):
-    """What is cached of a request's beginning: its first `num_blocks` blocks.
+    """The cached part of a request's beginning: its first `num_blocks` blocks.
 
-    blocks: of each group, the last of them; those before, that its window does not reach from there, are not needed.
+    blocks: of each group, the last of them. Those before, that its window does not reach from there, are not needed.
     found: how many each group has, of as many as the group before it has.
     """
 
@@ -43,7 +43,7 @@ class Prefix(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Blocks that a request has given back, by group, and that become free when the step `fence` is complete."""
+    """Blocks that a request has freed, by group, and that become free when the step `fence` is complete."""
 
     fence: int
     request: Request
@@ -54,7 +54,7 @@ class Fenced(NamedTuple):
 class KVCacheManager:
     """Tables over `pool`, in blocks of `block_size` tokens. Without `hasher` there is no prefix cache.
 
-    windows: of each KV group, how many tokens its layers see; None: all. At most one, the last, has a window.
+    windows: of each KV group, how many tokens its layers see (None: all). At most one, the last, has a window.
     max_tokens_ahead: of one request, tokens at most in steps that are launched and not complete.
     settles_when_planned: see SchedulingRules.
     """
@@ -76,7 +76,7 @@ class KVCacheManager:
         self.faults = faults
         self.windows = tuple(windows)
         self.tables: dict[int, list[list[int]]] = {}
-        """Of each request, by its number: a table for each group."""
+        """Tables of each request, by its number: one for each group."""
         self.fenced: list[Fenced] = []
         """In the order of their fences."""
         self._cached_blocks: dict[int, int] = {}
@@ -104,15 +104,16 @@ class KVCacheManager:
         return self.blocks_for(num_tokens) <= self.pool.usable
 
     def held(self, number: int) -> list[list[int]]:
-        """The blocks that a request has, by group."""
+        """Return the blocks that a request has, by group."""
         tables = self.tables.get(number) or [[] for _ in self.windows]
         return [[block for block in table if block != NULL_BLOCK] for table in tables]
 
     def find_prefix(self, request: Request) -> Prefix:
-        """What is cached of the request's beginning, never all of it: one token must be computed.
+        """Return the cached part of the request's beginning, never all of it: one token must be computed.
 
-        A group that sees everything needs all of a prefix; one with a window what that reaches from the next token. A
-        prefix is found where every group has what it needs, so that what one of them misses, the others have in vain.
+        A group that sees everything needs all of a prefix. One with a window needs the part that it reaches from the
+        next token. A prefix is found where every group has its part, so that the others waste the blocks that one of
+        them misses.
         """
         if self.hasher is None:
             return Prefix(0, [[] for _ in self.windows], [0 for _ in self.windows])
@@ -133,7 +134,7 @@ class KVCacheManager:
         return Prefix(most, [hits[:most] for hits in blocks], found)
 
     def _find_all(self, request: Request, group: int, most: int) -> list[int]:
-        """Of the first `most` blocks, those before the first that is not cached."""
+        """Return those of the first `most` blocks before the first that is not cached."""
         hits = []
         for digest in request.digests[:most]:
             block = self.pool.find(in_group(digest, group))
@@ -143,7 +144,9 @@ class KVCacheManager:
         return hits
 
     def _find_reached(self, request: Request, group: int, most: int, window: int) -> tuple[int, list[int]]:
-        """The longest prefix, `most` blocks at most, at whose end all that the window reaches is cached; and that."""
+        """Return the longest prefix, `most` blocks at most, at whose end all that the window reaches is cached, and
+        these blocks.
+        """
         end, backwards = most, list[int]()
         while len(backwards) < end - self._num_passed(end * self.block_size, window):
             block = self.pool.find(in_group(request.digests[end - len(backwards) - 1], group))

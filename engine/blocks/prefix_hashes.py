@@ -1,7 +1,7 @@
 """The chain of hashes by which equal prefixes are found.
 
-A full block's digest covers its tokens and its predecessor's digest, so equal digests mean equal prefixes. Digests
-are keyed: what leaves the process (64 bits of each) tells nothing about the text to whoever has not the key.
+A full block's digest covers its tokens and its predecessor's digest, so equal digests mean equal prefixes. Digests are
+keyed: the 64 bits of each that leave the process reveal nothing about the text without the key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DIGEST_BYTES = 16
 
 
 class PrefixHasher:
-    """Hashes blocks of `block_size` tokens under `key` (at most 64 bytes; random if empty)."""
+    """Hashes blocks of `block_size` tokens under `key` (at most 64 bytes, random if empty)."""
 
     def __init__(self, block_size: int, key: bytes = b"") -> None:
         self.block_size = block_size
@@ -32,16 +32,17 @@ class PrefixHasher:
 
 
 def in_group(digest: bytes, group: int) -> bytes:
-    """The key of the same prefix in a KV group's blocks: the digest as it is, or for another than the first group
-    with a byte more."""
+    """Return the key of the same prefix in a KV group's blocks: the digest itself, or for another than the first group
+    with a byte more.
+    """
     return digest + bytes((group,)) if group else digest
 
 
 def kv_group_of(digest: bytes) -> int:
-    """The KV group of what `in_group` gave."""
+    """Return the KV group of a result of `in_group`."""
     return digest[DIGEST_BYTES] if len(digest) > DIGEST_BYTES else 0
 
 
 def public_hash(digest: bytes) -> int:
-    """The 64 bits of a digest that events carry, never 0; of groups, not the same."""
+    """Return the 64 bits of a digest that events carry, never 0. Different groups have different ones."""
     return int.from_bytes(digest[-8:], "little", signed=True) or 1

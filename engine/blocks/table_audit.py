@@ -1,5 +1,5 @@
-"""Reads the engine's own tables out to the event stream, a slice between two steps, so that no step ever waits for
-a walk over the pool. What the events add up to can then be held against what the engine really has.
+"""Reads the engine's own tables out to the event stream, a slice between two steps, so that no step ever waits for a
+walk over the pool. The sum of the events can then be compared with the engine's real state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TableAuditor:
         self._slices = self._forever()
 
     def slice(self) -> None:
-        """Read out the next slice; after the last one a new cycle begins."""
+        """Read out the next slice. After the last one a new cycle begins."""
         next(self._slices)
 
     def whole(self) -> None:

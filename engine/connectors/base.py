@@ -1,4 +1,4 @@
-"""What the scheduler asks of a KV connector. It imports no torch; implementations may."""
+"""The interface of a KV connector to the scheduler. It imports no torch, though implementations may."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ class KVLoad(NamedTuple):
 
 
 class KVConnector(Protocol):
-    """Keeps KV outside the pool, and brings it back. Its methods are for the engine's thread; none of them waits."""
+    """Keeps KV outside the pool, and brings it back. Its methods are for the engine's thread, and none of them
+    waits.
+    """
 
     polls: int
-    """How often `completed` was asked: heartbeats say it, so that an engine that stopped asking is seen."""
+    """How often `completed` was polled: heartbeats carry it, so that an engine that stopped polling is seen."""
 
     def find(self, request: Request, first: int, end: int) -> int:
         """How many blocks it could load from block `first` of the request's table on, before `end`."""
         ...
 
     def start_load(self, load: KVLoad) -> None:
-        """Begin to fetch what `find` found; `loaded` will name the request, whatever comes of it."""
+        """Begin to fetch the blocks that `find` found. `loaded` will name the request in every case."""
         ...
 
     def loaded(self) -> list[tuple[int, bool]]:
@@ -34,7 +36,9 @@ class KVConnector(Protocol):
         ...
 
     def request_finished(self, request: Request, blocks: list[int]) -> bool:
-        """The request is over. True: it needs the blocks for a while, and `completed` will name the request."""
+        """Note that the request is over. True: it needs the blocks for a while, and `completed` will name the
+        request.
+        """
         ...
 
     def completed(self) -> list[int]:
@@ -42,7 +46,7 @@ class KVConnector(Protocol):
         ...
 
     def lease_ended(self, number: int) -> None:
-        """This request's blocks were taken back: what is still read of them is worth nothing, and is not completed."""
+        """Note that this request's blocks were freed: later reads of them are worthless, and not completed."""
         ...
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """A KV connector that keeps the KV of finished requests in host memory, block by block under its digest.
 
-When a request ends, its full blocks stay in the pool until a worker thread has copied them out; then `completed`
-names the request and the pool gets them back. A later prompt with the same beginning finds them here when the pool
-has forgotten them, and waits until the worker has copied them in; what it waits for is pinned so long, and not evicted.
+When a request ends, its full blocks stay in the pool until a worker thread has copied them out. Then `completed` names
+the request and the pool gets them back. A later prompt with the same beginning finds them here when the pool has
+forgotten them, and waits until the worker has copied them in. Its blocks are pinned for that time, and not evicted.
 
-The worker only copies. What is stored is changed and read by the engine's thread alone, and grows only in `completed`.
+The worker only copies. The engine's thread alone changes and reads the store, which grows only in `completed`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCKS_DIM: Final = 2
 
 
 class _Copy(NamedTuple):
-    """A request's blocks on their way out; `stored` is filled in by the worker."""
+    """A request's blocks on their way out. The worker fills in `stored`."""
 
     request: int
     digests: list[bytes]
@@ -53,10 +53,10 @@ class _HostFetch(NamedTuple):
 class HostConnector:
     """Keeps at most `capacity` blocks, those used last.
 
-    gather: ModelRunner.gather, a copy on the host of some blocks' KV, [layers, 2, blocks, ...]; it is called from the
-    worker's thread, for blocks that nothing writes to until `completed` has named their request.
-    scatter: ModelRunner.scatter, the way back, into blocks that nobody else has. block_size: tokens in a block.
-    log: where stores, pins and evictions are said. wake: called in the worker's thread when a fetch has ended.
+    gather: ModelRunner.gather, a copy on the host of some blocks' KV, [layers, 2, blocks, ...]. It is called from the
+    worker's thread, for blocks that nothing writes to until `completed` has named their request. scatter:
+    ModelRunner.scatter, the way back, into blocks that no other request has. block_size: tokens in a block. log: for
+    stores, pins and evictions. wake: called in the worker's thread when a fetch has ended.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class HostConnector:
         self._jobs.put(_HostFetch(load.request.number, digests, load.blocks, kv))
 
     def loaded(self) -> list[tuple[int, bool]]:
-        """See KVConnector. What was pinned for a fetch that has ended is no longer."""
+        """See KVConnector. The pins of a fetch that has ended are gone."""
         ended = []
         while not self._fetched.empty():
             fetch, delivered = self._fetched.get()
@@ -177,7 +177,7 @@ class HostConnector:
         self._worker.start()
 
     def settle(self) -> None:
-        """Wait until all that was asked for is copied."""
+        """Wait until all copies are done."""
         self._jobs.join()
 
     def close(self) -> None:

@@ -7,11 +7,11 @@
                                                            a request comes with that offer: it gets blocks, is
                                                            parked, and asks: fetch
     reads the blocks and sends them: kv (or: refused)
-                                                           writes them to its own, says: done; the request is ready
+                                                           writes them to its own, sends: done. The request is ready
     the blocks are free
 
-Every engine can be both. One thread does all of it over ZeroMQ, beside the engine's own. What does not come within
-`timeout_s`, is refused, or does not fit, is a fetch that failed: the prompt is then computed where it is.
+Every engine can be both. One thread does all of it over ZeroMQ, beside the engine's own. A fetch fails if it does not
+come within `timeout_s`, is refused, or does not fit. The prompt is then computed where it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:*"
 
 
 class _Header(msgspec.Struct):
-    """What comes before the bytes, if there are any: fetch, kv, refused or done, of which offer; the KV's form."""
+    """The header before the bytes, if there are any: fetch, kv, refused or done, of which offer, and the KV's form."""
 
     kind: str
     offer: str
@@ -62,7 +62,7 @@ _DECODE: Final = msgspec.msgpack.Decoder(_Header).decode
 
 @dataclass
 class _Offer:
-    """A finished request's blocks, kept for whoever fetches them."""
+    """A finished request's blocks, kept until they are fetched."""
 
     request: int
     blocks: list[int]
@@ -191,7 +191,7 @@ class PeerConnector:
             self._offers = {key: offer for key, offer in self._offers.items() if offer.request != number}
 
     def close(self) -> None:
-        """Stop; fetches under way have failed."""
+        """Stop. Fetches under way fail."""
         self._ask(None)
         self._thread.join()
         self._context.destroy(linger=0)
@@ -271,7 +271,7 @@ class PeerConnector:
         self._serving.send_multipart([client, _ENCODE(reply), kv.view(torch.uint8).numpy().tobytes()])
 
     def _receive(self, frames: list[bytes]) -> None:
-        """What another engine answered to a fetch."""
+        """Take another engine's answer to a fetch."""
         header = _DECODE(frames[0])
         fetch = self._fetches.get(header.offer)
         if fetch is None:

@@ -26,7 +26,7 @@ STEPS_AHEAD: Final = 1
 
 
 def most_in_flight(config: EngineConfig) -> int:
-    """Steps that may be launched and not complete."""
+    """Return the number of steps that may be launched and not complete."""
     return 1 + STEPS_AHEAD * config.async_scheduling
 
 
@@ -61,7 +61,7 @@ def make_manager(config: EngineConfig, loaded: LoadedModel, pool: BlockPool, fau
 def make_connector(
     config: EngineConfig, runner: Runner, total: int, log: EventLog, wake: Callable[[], None], faults: Faults
 ) -> KVConnector | None:
-    """Make the connector that the settings name, over a pool of `total` blocks; None for none."""
+    """Make the connector that the settings name, over a pool of `total` blocks, or None for none."""
     if config.kv_connector == "host":
         return HostConnector(
             runner.gather,

@@ -1,8 +1,8 @@
 """The engine's loop: takes requests in, lets the scheduler plan a step, runs the model, hands the tokens out.
 
-One thread runs passes; every other thread only submits, ends, or looks. A pass is: what came in, which grammars are
+One thread runs passes. Every other thread only submits, ends, or reads. A pass is: what came in, which grammars are
 compiled, what the connector has finished, the plan, the model, what the plan's requests got of it, a slice of the
-audit. All of it is said to the event log at its place, and handed over once a pass.
+audit. All of it is logged at its place, and handed over once a pass.
 
 With `async_scheduling` the model runs in a thread of its own, and a pass plans the next step before it waits for the
 one that runs.
@@ -75,9 +75,9 @@ class TokenCounts:
 class EngineCore:
     """An engine of `config` over the model `loaded`, publishing on `stream` (None: the stream is off).
 
-    Either `start` a thread that runs it, or call `step` until the work is done. clock, log, runner: what it takes the
-    time from, says its events to and computes with, and device: whose memory it plans, if not of its own making: see
-    SimulatedEngine. Raises ValueError if the settings do not fit the model, and what Publisher raises.
+    Either `start` a thread that runs it, or call `step` until the work is done. clock, log, runner, device: its sources
+    of time, event log, model and memory to plan, if not of its own making (see SimulatedEngine). Raises ValueError if
+    the settings do not fit the model, and what Publisher raises.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class EngineCore:
         self.counts = TokenCounts()
         self.statistics = RequestStatistics(self.max_model_len)
         self.failure = ""
-        """What stopped the engine for good; empty while it works."""
+        """The error that stopped the engine for good, empty while it works."""
         self.launched = NO_STEP_IN_FLIGHT
         """The step that runs and since when, in monotonic ns."""
         self._in_flight: deque[LaunchedStep] = deque()
@@ -149,8 +149,8 @@ class EngineCore:
         kv_transfer: KVTransferParams | None = None,
         trace: TraceContext | None = None,
     ) -> int:
-        """Queue a request, part of its caller's `trace` if it has one; its number. Raises Refused as `check` does, and
-        EngineDead.
+        """Queue a request, part of its caller's `trace` if it has one. Return its number. Raises Refused as `check`
+        does, and EngineDead.
         """
         self.check(prompt_token_ids, request_id)
         if kv_transfer is not None and self.config.kv_connector != "peer":
@@ -164,7 +164,7 @@ class EngineCore:
         self.intake.end(number, status)
 
     def client_gone(self, number: int) -> None:
-        """Nobody waits for this request any more: say so, and end it."""
+        """Report that this request's client has gone, and end it."""
         self.log.client_gone(number)
         self.end(number)
 
@@ -173,7 +173,7 @@ class EngineCore:
         self.intake.refuse_all()
 
     def vitals(self) -> Vitals:
-        """What heartbeats say."""
+        """Return the data of heartbeats."""
         scheduler = self.scheduler
         polls = self.connector.polls if self.connector is not None else 0
         return Vitals(
@@ -197,7 +197,7 @@ class EngineCore:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop: requests that have not ended are aborted, and the stream says that the engine stopped."""
+        """Stop: requests that have not ended are aborted, and the stream reports that the engine stopped."""
         self._closing = True
         self.refuse_all()
         if self._thread.ident is not None:
@@ -219,7 +219,9 @@ class EngineCore:
     # ---------------------------------------------------------------- the engine's thread
 
     def step(self) -> list[Output]:
-        """One pass of the loop. An error in the model ends the step's requests; one in the books ends the engine."""
+        """One pass of the loop. An error in the model ends the step's requests. One in the block tables ends the
+        engine.
+        """
         try:
             return self._pass()
         except Exception as error:
@@ -237,7 +239,7 @@ class EngineCore:
             self._rest()
 
     def _rest(self) -> None:
-        """Pause as long as there is nothing to do; without end if nothing can come but a request."""
+        """Pause as long as there is nothing to do, without end if nothing can come but a request."""
         if self._worked:
             self._idle.note_work()
         else:
@@ -267,7 +269,7 @@ class EngineCore:
         return outputs
 
     def _take_in(self) -> list[Output]:
-        """What other threads asked for since the last pass."""
+        """Take the requests of other threads since the last pass."""
         for request in self.intake.arrivals():
             self.scheduler.add(request)
             if request.params.structured_outputs is not None:

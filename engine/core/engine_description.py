@@ -1,4 +1,4 @@
-"""What an engine says of itself when it starts."""
+"""The engine's description of itself when it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope.version import kvscope_version
 
 
 def describe_engine(config: EngineConfig, loaded: LoadedModel, total_blocks: int, faults: Faults) -> EngineDescription:
-    """The settings in force, the pool, the model's shape as the pool sees it, and the faults that are on."""
+    """Return the settings in force, the pool, the model's shape as the pool sees it, and the faults that are on."""
     return EngineDescription(
         engine="kvscope",
         version=kvscope_version(),

@@ -14,7 +14,7 @@ from kvscope.monitor.publishing.stall_capture import StallCapture, stacks_enable
 
 @dataclass(frozen=True)
 class EventStream:
-    """Where an engine publishes its events, and as whom."""
+    """The endpoint and identity under which an engine publishes its events."""
 
     engine: str
     events: str

@@ -1,4 +1,4 @@
-"""What the engine does between steps: slices of the audit, and pauses when there is nothing to do."""
+"""The engine's work between steps: slices of the audit, and pauses when there is nothing to do."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ AUDIT_EVERY_NS: Final = 10_000_000
 AUDIT_PAUSE_S: Final = 0.002
 """Between passes when all is done but the audit of it, in cycles of about a thousand slices at most."""
 AUDITS_AT_REST: Final = 3
-"""One may have begun before the last change, one tells of it, and one more is for a reader who came during that."""
+"""One may have begun before the last change, one reports it, and one more is for a reader who came during that."""
 AUDIT_TOLD_EVERY_NS: Final = 1_000_000_000
-"""Between slices once that is told, and nothing has happened since but the polling of a connector."""
+"""The interval between slices once the changes are reported and nothing has happened since but the polling of a
+connector.
+"""
 
 
 class IdlePolicy:
@@ -42,11 +44,11 @@ class IdlePolicy:
             self._auditor.slice()
 
     def note_work(self) -> None:
-        """Begin anew after a pass that had something to do."""
+        """Start over after a pass that had something to do."""
         self._poll_pause, self._audited_from = POLL_PAUSES_S[0], self._auditor.cycles
 
     def pause(self) -> float | None:
-        """Seconds to pause before the next pass; None if nothing can come but a request."""
+        """Return the seconds to pause before the next pass, or None if nothing can come but a request."""
         if self._scheduler.has_work:
             return BLOCKED_PAUSE_S
         if self._scheduler.deferred:

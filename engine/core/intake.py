@@ -19,7 +19,7 @@ from kvscope.monitor.events.trace_context import TraceContext
 
 
 class Refused(ValueError):
-    """The request cannot be taken in, whatever the engine's state; the message says why and what could be."""
+    """The request cannot be admitted in any state of the engine. The message names the reason and the bounds."""
 
 
 class EngineDead(RuntimeError):
@@ -57,7 +57,7 @@ class PromptCheck:
 
 
 class Intake:
-    """What other threads hand to the engine's thread, and what wakes it. Any thread may call it."""
+    """Requests of other threads to the engine's thread, and the event that wakes it. Any thread may call it."""
 
     def __init__(self, log: EventLog, faults: Faults) -> None:
         self.open: set[int] = set()

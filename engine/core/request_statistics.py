@@ -1,8 +1,8 @@
 """How long requests wait and run, and how many tokens they have, as histograms with vLLM's names and bounds.
 
-The engine's thread counts; /metrics reads. What each interval covers is as in vLLM (`vllm/v1/metrics/stats.py`): queue
-from arrival to the first admission, prefill from there to the first token, decode from there to the last, inference
-from admission to the last token. Preemptions in between are part of them.
+The engine's thread counts, and /metrics reads. Each interval covers the same as in vLLM (`vllm/v1/metrics/stats.py`):
+queue from arrival to the first admission, prefill from there to the first token, decode from there to the last,
+inference from admission to the last token. Preemptions in between are part of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ S_PER_NS: Final = 1e-9
 
 
 class BucketCounts:
-    """Counts of values by upper bound; the last count is of those above all bounds."""
+    """Counts of values by upper bound. The last count is of those above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -46,7 +46,7 @@ class BucketCounts:
 
 
 class RequestStatistics:
-    """What vLLM's dashboards show of requests. `max_model_len` bounds the histograms of tokens."""
+    """The request statistics of vLLM's dashboards. `max_model_len` bounds the histograms of tokens."""
 
     def __init__(self, max_model_len: int) -> None:
         tokens = token_bounds(max_model_len)

@@ -1,9 +1,9 @@
 """Sees from outside when requests, or the whole engine, no longer move.
 
 It runs in a thread of its own and only reads, so it still speaks when the engine's thread hangs in a step. A request
-stalls when its state, its last step and its computed tokens have stayed as they are for `stall_s`; that is said once
-to the event stream and the log, and again only after it moved in between. The engine stalls when there is work and no
-step was launched for as long, or one is in flight for as long.
+stalls when its state, its last step and its computed tokens have stayed the same for `stall_s`. The watchdog reports
+that once to the event stream and the log, and again only after it moved in between. The engine stalls when there is
+work and no step was launched for as long, or one is in flight for as long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvscope.monitor.events.kinds import Cause, Status
 logger = logging.getLogger(__name__)
 
 RequestProgress = tuple[Status, int, int]
-"""What changes when a request moves: status, the last step it took part in, computed tokens."""
+"""The values that change when a request moves: status, the last step it took part in, computed tokens."""
 
 
 class RequestStall(NamedTuple):
@@ -51,9 +51,9 @@ class Watchdog:
         self.log = log
         self.stall_s = stall_s
         self.stalled: dict[int, RequestStall] = {}
-        """Requests that are stalled now, by number; replaced as a whole at each look."""
+        """Requests that are stalled now, by number, replaced as a whole at each check."""
         self.engine_stalled_s = 0.0
-        """For how long the whole engine has not moved; 0 unless that is at least `stall_s`."""
+        """For how long the whole engine has not moved, or 0 unless that is at least `stall_s`."""
         self._launched = launched
         self._clock = clock
         self._seen: dict[int, tuple[RequestProgress, int]] = {}
@@ -77,7 +77,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """See who has moved since the last look, and say who has not for too long."""
+        """Check which requests have moved since the last check, and report those that have not for too long."""
         now = self._clock.monotonic_ns()
         limit = round(self.stall_s * 1e9)
         living = [request for request in list(self.scheduler.requests.values()) if not request.is_finished]

@@ -22,7 +22,7 @@ class PagedKV:
     `layers` is the model's layers_per_block: a block belongs to one KV group at a time, and has that group's layers.
 
     Zeros at first: slots beyond a sequence's end are masked wherever they are read, but a mask does not stop what is
-    not a number. A host gives memory only as it is written to, so they are written at the start, and not under load.
+    not a number. A host allocates memory only at the first write, so they are written at the start, and not under load.
     """
 
     def __init__(self, model: ModelConfig, num_blocks: int, block_size: int, device: str, dtype: torch.dtype) -> None:
@@ -34,7 +34,7 @@ class PagedKV:
             for number, group in enumerate(model.kv_groups)
             for place, layer in enumerate(group.layers)
         }
-        """Of each layer: its group, and where it is in that group's blocks."""
+        """Group of each layer, and its index in that group's blocks."""
         self.scale = 1 / math.sqrt(model.head_size)
         self.write, self.decode, self.prefill = kv_write_torch, paged_decode_torch, paged_prefill_torch
         if run_on(device):
@@ -76,7 +76,7 @@ class BatchAttention:
 
 
 def _attend_chunks(query: Tensor, key_cache: Tensor, value_cache: Tensor, chunks: Chunks, scale: float) -> Tensor:
-    """The rows [n, H, D] of the chunks' tokens, in the order of the batch."""
+    """Return the rows [n, H, D] of the chunks' tokens, in the order of the batch."""
     keys = gather_pages(key_cache, chunks.block_tables)
     values = gather_pages(value_cache, chunks.block_tables)
     requests, kv_heads, _, head_size = keys.shape

@@ -1,13 +1,13 @@
 """Decodes that are captured at the start, by batch size, and replayed: CUDA graphs.
 
 A decode is many small kernels, and where few requests run, to launch them takes longer than to compute them. A graph
-launches them at once, but only as they were captured: the same kernels over the same memory. So there are inputs that
-stay where they are; a batch is copied into them, padded to the next size that was captured, and the graph of that size
-is replayed. Rows of padding write to the reserved block, and nobody reads what comes of them.
+launches them at once, but only as they were captured: the same kernels over the same memory. So the inputs stay in one
+place: a batch is copied into them, padded to the next captured size, and the graph of that size is replayed. Rows of
+padding write to the reserved block, and their results are ignored.
 
 Nothing in a captured step may look at a tensor's values from the host or take memory by them: the kernels choose by
-shapes alone, and the inputs' block tables have the width of the longest sequence. Their twins do look, and so on the
-CPU nothing is captured: the same function is called over the same inputs.
+shapes alone, and the inputs' block tables have the width of the longest sequence. Their twins do look at values, and so
+on the CPU nothing is captured: the same function is called over the same inputs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Forward = Callable[[InputBatch], Tensor]
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """The batch sizes to capture for decodes of up to `most` requests: 1, 2, 4, steps of 8, and the largest."""
+    """Return the batch sizes to capture for decodes of up to `most` requests: 1, 2, 4, steps of 8, and the largest."""
     largest = min(most, MOST_CAPTURED)
     return [size for size in (1, 2, 4, *range(8, largest, 8)) if size < largest] + [largest]
 
@@ -81,14 +81,14 @@ class DecodeGraphs:
         return only_decodes and len(batch.token_ids) <= self._sizes[-1]
 
     def replay(self, batch: InputBatch) -> Tensor:
-        """The batch's hidden states, and rows of padding after them. They last until the next replay."""
+        """Return the batch's hidden states, and rows of padding after them. They last until the next replay."""
         size = self._sizes[bisect_left(self._sizes, len(batch.token_ids))]
         _fill(self._inputs[size], batch)
         return self._replays[size]()
 
 
 def _capture(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
-    """What repeats `run`, in the memory of the graphs' `pool`; where that is None, `run` itself."""
+    """Return a function that repeats `run`, in the memory of the graphs' `pool`, or `run` itself where that is None."""
     if pool is None:
         return run
     graph = torch.cuda.CUDAGraph()
@@ -103,7 +103,9 @@ def _capture(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
 
 
 def _free(device: str) -> int:
-    """Bytes that the device has free, what torch has cached included; of no account where nothing is captured."""
+    """Return the bytes that the device has free, torch's cache included, which do not matter where nothing is
+    captured.
+    """
     if device == "cpu":
         return 0
     torch.cuda.synchronize(device)
@@ -113,7 +115,7 @@ def _free(device: str) -> int:
 
 
 def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -> InputBatch:
-    """A batch of `size` rows of padding, with room for the longest sequences."""
+    """Return a batch of `size` rows of padding, with room for the longest sequences."""
 
     def rows(*shape: int, value: int) -> Tensor:
         return torch.full((size, *shape), value, dtype=torch.int64, device=device)
@@ -136,7 +138,7 @@ def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -
 
 
 def _first_rows(batch: InputBatch, size: int) -> InputBatch:
-    """The same memory, as a batch of `size` rows."""
+    """Return the same memory, as a batch of `size` rows."""
 
     def cut(group: InGroup) -> InGroup:
         assert group.reach.decodes is not None
@@ -151,7 +153,7 @@ def _first_rows(batch: InputBatch, size: int) -> InputBatch:
 
 
 def _batch_tensors(batch: InputBatch) -> list[tuple[Tensor, int]]:
-    """Those that decodes are computed from, and what each holds in a row of padding."""
+    """Return the tensors that decodes are computed from, and the value of each in a row of padding."""
     tensors = [(batch.token_ids, 0), (batch.positions, 0)]
     for slots, reach in batch.groups:
         assert reach.decodes is not None
@@ -162,7 +164,7 @@ def _batch_tensors(batch: InputBatch) -> list[tuple[Tensor, int]]:
 def _fill(inputs: InputBatch, batch: InputBatch) -> None:
     """Copy the batch into the first rows, and make padding of the others.
 
-    What was there before stays in tables beyond the batch's width, where none of its sequences sees anything.
+    Old entries stay in tables beyond the batch's width, where none of its sequences sees anything.
     """
     for (static, padding), (given, _) in zip(_batch_tensors(inputs), _batch_tensors(batch), strict=True):
         rows = len(given)

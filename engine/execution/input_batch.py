@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
     """Requests with about as many tokens as one another, padded to the longest, L."""
 
     rows: Tensor
-    """[requests * L]: the row of each token; padding repeats a request's last."""
+    """[requests * L]: the row of each token. Padding repeats a request's last."""
     kept: Tensor
     """[rows]: where, among `rows`, the tokens are that are no padding."""
     block_tables: Tensor
@@ -56,9 +56,10 @@ class Prefills(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What the batch's rows read in a layer. Blocks that a sliding window has left behind are not in these tables.
+    """The blocks that the batch's rows read in a layer. Blocks that a sliding window has left behind are not in these
+    tables.
 
-    What is longer than a decode is in `prefills` where the kernels run, and else in `chunks`.
+    Shares longer than a decode are in `prefills` where the kernels run, and else in `chunks`.
     """
 
     decodes: Decodes | None
@@ -67,7 +68,7 @@ class Reach(NamedTuple):
 
 
 class InGroup(NamedTuple):
-    """What is written to and read from the blocks of one KV group."""
+    """The blocks of one KV group that a step writes and reads."""
 
     slots: Tensor
     """block * block_size + offset of each row's keys and values."""
@@ -118,10 +119,10 @@ def lay_out(
     device: str,
     windows: Sequence[int | None],
 ) -> InputBatch:
-    """The plan's tokens as a batch on the device.
+    """Return the plan's tokens as a batch on the device.
 
-    tables: of each request, by its number, a block table for each KV group. windows: of each group, how many tokens
-    its layers see; None: all.
+    tables: of each request, by its number, a block table for each KV group. windows: of each group, how many tokens its
+    layers see (None: all).
     """
     # Chunks of one bit length are padded to the longest: to twice their own at most. Neighbours see equally far back.
     by_length = sorted(plan.shares, key=lambda share: ((share.num_tokens - 1).bit_length(), share.start))
@@ -200,7 +201,7 @@ def _prefills(members: list[_TokenRange], first_row: int, block_size: int, devic
 
 
 def _within_window(share: _TokenRange, block_size: int, window: int) -> _TokenRange:
-    """The same as if the sequence began with the first block that the window of one of its tokens reaches."""
+    """Return the same as if the sequence began with the first block that the window of one of its tokens reaches."""
     behind = max(0, share.start + 1 - window) // block_size
     return share._replace(start=share.start - behind * block_size, table=share.table[behind:])
 
@@ -227,7 +228,7 @@ def _chunks(members: list[_TokenRange], first_row: int, block_size: int, device:
 
 
 def _padded_tables(members: list[_TokenRange], block_size: int, device: str) -> Tensor:
-    """[requests, blocks], as many blocks as the longest sequence fills."""
+    """Return [requests, blocks], as many blocks as the longest sequence fills."""
     width = max(-(-(share.start + share.num_tokens) // block_size) for share in members)
     flat: list[int] = []
     for share in members:

@@ -2,13 +2,13 @@
 
 On CUDA the plan is over the device's memory, as the driver and torch's allocator count it. On the CPU it is over a
 budget that is stated (`memory_budget`): all that the process keeps resident counts against it, the interpreter and its
-libraries too, as non-torch. Without a budget the CPU has no plan, and the pool is as large as it is told to be.
+libraries too, as non-torch. Without a budget the CPU has no plan, and the pool has its configured size.
 
     requested     = total * gpu_memory_utilization
     fit_requested = requested           - weights - activations - non-torch - graphs - headroom
     use_all       = free at the start   - weights - activations - non-torch - graphs - headroom
 
-Graphs are captured over the pool, so it is sized with an estimate of them; what is advised knows what they took.
+Graphs are captured over the pool, so its size includes an estimate of them. The advice uses their real size.
 
 `kvscope.monitor.analysis.memory_breakdown` repeats these sums from logs and events, so that wrong advice shows there.
 """
@@ -43,7 +43,7 @@ DEVICE_HEADROOM: Final = 150 << 20
 """Bytes that stay free besides: for what grows with requests, and for memory that comes back in pieces."""
 UNMEASURED: Final = -1
 MEASURE_EVERY_NS: Final = 5_000_000_000
-"""Between two looks at the device while steps are made. One takes less than a millisecond."""
+"""The interval between two readings of the device while steps are made. One takes less than a millisecond."""
 PROFILED_BLOCKS: Final = 2
 """The reserved block, and one that stands for all others."""
 TOO_SMALL: Final = 6
@@ -51,7 +51,7 @@ TOO_SMALL: Final = 6
 
 
 class Reading(NamedTuple):
-    """A device's memory now, in bytes; -1 where it is not known."""
+    """A device's memory now, in bytes (-1 where it is not known)."""
 
     total: int
     free: int
@@ -65,7 +65,7 @@ class Device(Protocol):
     """Where the memory is."""
 
     def read(self) -> Reading:
-        """What it has, and who uses it."""
+        """Return the device's memory, and its users."""
         ...
 
     def peak_of(self, run: Callable[[], None]) -> int:
@@ -84,7 +84,7 @@ class Host:
         self._budget = budget
 
     def read(self) -> Reading:
-        """See Device. Resident memory is what counts, by /proc; pages that were never written do not."""
+        """See Device. Resident memory counts, by /proc, without pages that were never written."""
         here = _resident("VmRSS")
         total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
         if self._budget is not None:
@@ -121,7 +121,7 @@ class Cuda:
             raise ValueError(f"the memory of {device} cannot be planned: NVML does not answer ({error})") from error
 
     def read(self) -> Reading:
-        """See Device. The driver does not tell processes in a container apart: the two `used` are not known there."""
+        """See Device. The driver does not separate processes in a container: the two `used` are not known there."""
         free, total = torch.cuda.mem_get_info(self._index)
         reserved, allocated = torch.cuda.memory_reserved(self._index), torch.cuda.memory_allocated(self._index)
         here = self._used_here()
@@ -130,7 +130,9 @@ class Cuda:
         return Reading(total, free, here, max(total - free - here, 0), reserved, allocated)
 
     def _used_here(self) -> int | None:
-        """Bytes of this process; None where the driver does not say, or fails: the engine works on without it."""
+        """Return the bytes of this process, or None where the driver does not report them, or fails: the engine works
+        on without it.
+        """
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError as error:
@@ -142,7 +144,7 @@ class Cuda:
         return None if used is None else int(used)
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """See Device. By torch's allocator; what it has cached is given back after."""
+        """See Device. By torch's allocator, whose cache is freed afterwards."""
         before = torch.cuda.memory_allocated(self._index)
         torch.cuda.reset_peak_memory_stats(self._index)
         run()
@@ -152,7 +154,7 @@ class Cuda:
         return peak
 
     def non_torch(self, weights: int) -> int:
-        """See Device. Where the driver does not tell processes apart, others' counts as ours, never too little."""
+        """See Device. Where the driver does not separate processes, others' counts as ours, never too little."""
         reading = self.read()
         used = reading.used_here if reading.used_here >= 0 else reading.total - reading.free
         return max(used - reading.allocator_reserved, 0)
@@ -186,12 +188,12 @@ class Plan:
 
     @property
     def fit_requested(self) -> int:
-        """Bytes of KV that keep within the share asked for; below 0: so many are missing."""
+        """Bytes of KV that keep within the requested share. Below 0, that many are missing."""
         return self.requested - self._besides_kv
 
     @property
     def use_all(self) -> int:
-        """Bytes of KV that take all that was free at the start; below 0: so many are missing."""
+        """Bytes of KV that take all that was free at the start. Below 0, that many are missing."""
         return self.free_at_start - self._besides_kv
 
     @property
@@ -199,7 +201,7 @@ class Plan:
         return self.weights + self.activations + self.non_torch + self.graphs + self.counted_twice + DEVICE_HEADROOM
 
     def event(self, now: Reading) -> list[int]:
-        """The figures of a MEMORY event, in the order of its schema."""
+        """Return the numbers of a MEMORY event, in the order of its schema."""
         advice = [max(self.fit_requested, 0), max(self.use_all, 0)] if self.is_measured else [UNMEASURED, UNMEASURED]
         return [
             now.total,
@@ -218,7 +220,7 @@ class Plan:
         ]
 
     def line(self, share: float) -> str:
-        """The bill in one line, in the words of vLLM 0.11 to 0.26, which is what parsers of logs look for."""
+        """Return the breakdown in one line, in the words of vLLM 0.11 to 0.26, which parsers of logs expect."""
         advice = [
             f"`--kv-cache-memory={left}` ({_in_gib(left)} GiB) {purpose}"
             for left, purpose in (
@@ -241,7 +243,7 @@ class Plan:
 
 
 class Meter:
-    """Says the bill and the device's figures to the event log: at the first tick, then as they become old."""
+    """Logs the breakdown and the device's memory as events: at the first tick, then as they become old."""
 
     def __init__(self, plan: Plan, device: Device, log: EventLog, clock: Clock) -> None:
         self._plan = plan
@@ -259,7 +261,7 @@ class Meter:
 
 
 def device_of(config: EngineConfig) -> Device:
-    """The device that `config` names."""
+    """Return the device that `config` names."""
     return Host(config.memory_budget) if config.device == "cpu" else Cuda(config.device)
 
 
@@ -268,9 +270,9 @@ def make_plan(
 ) -> Plan:
     """Measure, and size the pool. Raises ValueError, saying by how much, if the share cannot be met.
 
-    The pool is num_gpu_blocks_override, else kv_cache_memory_bytes, else what fits into the share; what is measured
-    does not change the first two. copies: how many blocks a connector may keep in the same memory for each of the
-    pool's.
+    The pool is num_gpu_blocks_override, or else kv_cache_memory_bytes, or else as large as fits into the share.
+    Measurements do not change the first two. copies: how many blocks a connector may keep in the same memory for each
+    of the pool's.
     """
     faults = faults or Faults()
     block = kv_bytes_per_block(loaded.config, config.block_size, config.dtype)
@@ -323,7 +325,7 @@ def make_plan(
 
 
 def capture_graphs(config: EngineConfig, runner: Runner, plan: Plan, faults: Faults) -> Plan:
-    """Let `runner` capture what it decodes, if it is to; the plan with what that took.
+    """Let `runner` capture its decodes, if configured. Return the plan with their memory.
 
     Raises ValueError if the device has not the memory for it.
     """
@@ -343,7 +345,7 @@ def capture_graphs(config: EngineConfig, runner: Runner, plan: Plan, faults: Fau
 
 
 def _blocks_left(config: EngineConfig, blocks: int, faults: Faults) -> int:
-    """The pool's blocks out of so many that there is room for, or that were asked for."""
+    """Return the pool's blocks out of the number that there is room for, or that was configured."""
     if config.num_gpu_blocks_override is None and faults.strikes("sizing.kv-too-small", ""):
         return max(blocks // TOO_SMALL, 2)
     return blocks
@@ -376,7 +378,9 @@ def _largest_gather(config: EngineConfig, loaded: LoadedModel) -> int:
 
 
 def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
-    """The step that takes the most: max_num_seqs requests that share max_num_batched_tokens, each at max_model_len."""
+    """Run the step that takes the most: max_num_seqs requests that share max_num_batched_tokens, each at
+    max_model_len.
+    """
     length = loaded.config.max_model_len
     count = min(config.max_num_seqs, config.max_num_batched_tokens)
     tokens = min(config.max_num_batched_tokens // count, length)
@@ -391,7 +395,7 @@ def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
 
 
 def _profiled(config: EngineConfig, loaded: LoadedModel) -> ModelRunner:
-    """A runner to measure with, that has hardly a pool."""
+    """Return a runner to measure with, that has hardly a pool."""
     return ModelRunner(loaded, PROFILED_BLOCKS, config.block_size, config.device, config.dtype)
 
 
@@ -409,6 +413,6 @@ def _meminfo(name: str) -> int:
 
 
 def _kib(path: Path, name: str) -> int:
-    """The figure after `name:`, which these files give in units of 1024 bytes."""
+    """Return the number after `name:`, which these files give in units of 1024 bytes."""
     line = next(line for line in path.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024

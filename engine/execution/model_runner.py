@@ -21,10 +21,11 @@ from kvscope.engine.requests.request_output import Sampled
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
 
 COPY_BYTES: Final = 32 << 20
-"""Device memory that a copy between the pool and a connector takes at most, beside the memory plan; a block at least.
-The plan's headroom of 150 MiB has room for it."""
+"""Device memory that a copy between the pool and a connector takes at most, beside the memory plan, and at least a
+block. The plan's headroom of 150 MiB has room for it.
+"""
 LOGITS_BYTES: Final = 32 << 20
-"""Device memory that the log probabilities of prompts take at most, beside the memory plan; a row at least."""
+"""Device memory that the log probabilities of prompts take at most, beside the memory plan, and at least a row."""
 LOGITS_COPIES: Final = 4
 """In float32: the logits, their log probabilities, what is compared, and what is sorted."""
 
@@ -54,27 +55,27 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _forward(model: Model, cache: PagedKV, batch: InputBatch) -> Tensor:
-    """The hidden states [rows, hidden]."""
+    """Return the hidden states [rows, hidden]."""
     return model.forward(batch.token_ids, batch.positions, BatchAttention(cache, batch))
 
 
 class Runner(Protocol):
-    """What the engine's steps run on: ModelRunner, or what stands for it."""
+    """The interface that the engine's steps run on: ModelRunner, or what stands for it."""
 
     def capture(self, sizes: Sequence[int], /) -> DecodeGraphs:
         """Capture decodes of so many requests each."""
         ...
 
     def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]], /) -> Any:
-        """The plan as `run` takes it."""
+        """Return the plan as `run` takes it."""
         ...
 
     def run(self, batch: Any) -> list[Sampled]:
-        """A token for each request of the plan that samples."""
+        """Return a token for each request of the plan that samples."""
         ...
 
     def gather(self, blocks: Sequence[int]) -> Tensor:
-        """A copy of these blocks' keys and values."""
+        """Return a copy of these blocks' keys and values."""
         ...
 
     def scatter(self, blocks: Sequence[int], kv: Tensor) -> None:
@@ -112,24 +113,24 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._faults = faults or Faults()
         self._kept: list[Tensor] = []
-        """Logits that are done with and were not given back, by the fault sizing.elsewhere."""
+        """Finished logits that the fault sizing.elsewhere did not free."""
         self._sampled: dict[int, int] = {}
-        """What the last batch sampled, by request number."""
+        """Tokens that the last batch sampled, by request number."""
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int]) -> DecodeGraphs:
-        """Capture decodes of so many requests each; from now on those are replayed. Raises torch.OutOfMemoryError."""
+        """Capture decodes of that many requests each, and replay them from now on. Raises torch.OutOfMemoryError."""
         self._graphs = DecodeGraphs(self._forward, sizes, self._config, self._block_size, self._device)
         return self._graphs
 
     @torch.inference_mode()
     def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]]) -> InputBatch:
-        """The plan as `run` takes it. `tables` are the block tables of each KV group, by request number."""
+        """Return the plan as `run` takes it. `tables` are the block tables of each KV group, by request number."""
         return lay_out(plan, tables, self._block_size, self._device, self._windows)
 
     @torch.inference_mode()
     def run(self, batch: InputBatch) -> list[Sampled]:
-        """Compute the batch's tokens; a sampled token for each of `batch.sampled`.
+        """Compute the batch's tokens. Return a sampled token for each of `batch.sampled`.
 
         KV that the plan loads must be in its blocks already. Where the step before failed, what it should have
         sampled is UNKNOWN_TOKEN, and what comes of that is worth nothing.
@@ -163,7 +164,7 @@ class ModelRunner:
         return sample(logits, batch.sampled, self._seed, self._config.eos_token_ids)
 
     def _compute_prompt(self, hidden: Tensor, prompt: PromptRows) -> None:
-        """Enter how likely the prompt's tokens were; a few rows at a time, since a row has a logit for each token."""
+        """Enter how likely the prompt's tokens were, a few rows at a time, since a row has a logit for each token."""
         at_once = max(1, LOGITS_BYTES // (LOGITS_COPIES * 4 * self._config.vocab_size))
         for first in range(0, len(prompt.token_ids), at_once):
             tokens = prompt.token_ids[first : first + at_once]
@@ -173,9 +174,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:
-        """A copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads, head_size].
+        """Return a copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads,
+        head_size].
 
-        From any thread, as long as nobody writes to these blocks meanwhile: steps write to others.
+        Any thread may call it while no step writes to these blocks.
         """
         cache = self._cache.kv
         gathered = torch.empty((*cache.shape[:2], len(blocks), *cache.shape[3:]), dtype=cache.dtype)

@@ -1,4 +1,4 @@
-"""Chooses each request's next token from its logits, and says how likely it was.
+"""Chooses each request's next token from its logits, and reports how likely it was.
 
 min_tokens, logit_bias, penalties, min_p, top_k and top_p go in vLLM's order, and mean what they mean there. A grammar
 lets the tokens be chosen that it allows, and moves on with the one that is.
@@ -22,7 +22,7 @@ from kvscope.engine.requests.structured_output import Matcher
 class SamplingTensors(NamedTuple):
     """A request as it will be when its next token is chosen.
 
-    `place` is the number of output tokens before that one. Those whose params penalise bring copies of their tokens.
+    `place` is the number of output tokens before that one. Requests whose params penalise bring copies of their tokens.
     """
 
     number: int
@@ -34,14 +34,16 @@ class SamplingTensors(NamedTuple):
 
     @classmethod
     def of(cls, request: Request) -> SamplingTensors:
-        """The request, with what the steps in flight will add to it: of tokens that are not known, only the count."""
+        """Return the request, with the additions of the steps in flight: of tokens that are not known, only the
+        count.
+        """
         place = len(request.output_token_ids) + request.num_output_placeholders
         penalises = request.params.penalises
         tokens, outputs = (request.token_ids, request.output_token_ids) if penalises else ((), ())
         return cls(request.number, request.params, place, list(tokens), list(outputs), request.matcher)
 
     def learn(self, token_id: int) -> None:
-        """The token that was not known is this one."""
+        """Replace the token that was not known by this one."""
         if self.params.penalises:
             self.token_ids.append(token_id)
             self.output_token_ids.append(token_id)
@@ -52,8 +54,8 @@ def sample(
 ) -> list[Sampled]:
     """One token for each row of `logits` [requests, vocab], under that request's SamplingParams.
 
-    What a request draws depends on its own seed and place only, so whoever shares the step changes nothing. `seed` is
-    the engine's, for requests without one. `eos_token_ids` end a sequence, and are not sampled before min_tokens.
+    A request's draw depends on its own seed and place only, so other requests in the step change nothing. `seed` is the
+    engine's, for requests without one. `eos_token_ids` end a sequence, and are not sampled before min_tokens.
     """
     # A step that was planned before the grammar's end was known brings what nobody takes.
     matchers = {row: r.matcher for row, r in enumerate(requests) if r.matcher is not None and not r.matcher.ended}
@@ -73,7 +75,7 @@ def sample(
 
 
 def _allowed(logits: Tensor, matchers: Mapping[int, Matcher]) -> Tensor:
-    """The logits, those of tokens that a row's matcher does not allow at -inf in a copy."""
+    """Return the logits, those of tokens that a row's matcher does not allow at -inf in a copy."""
     if not matchers:
         return logits
     masks = torch.frombuffer(bytearray(b"".join(matcher.mask for matcher in matchers.values())), dtype=torch.uint8)
@@ -89,7 +91,7 @@ def _allowed(logits: Tensor, matchers: Mapping[int, Matcher]) -> Tensor:
 
 
 def _biased(logits: Tensor, requests: Sequence[SamplingTensors], eos_token_ids: Collection[int]) -> Tensor:
-    """The logits, with logit_bias added and ends before min_tokens at -inf in a copy."""
+    """Return the logits, with logit_bias added and ends before min_tokens at -inf in a copy."""
     biases: list[tuple[int, int, float]] = []
     for row, (_, params, place, _, _, matcher) in enumerate(requests):
         biases += [(row, token, bias) for token, bias in params.logit_bias.items()]
@@ -105,7 +107,7 @@ def _biased(logits: Tensor, requests: Sequence[SamplingTensors], eos_token_ids: 
 
 
 def _penalised(logits: Tensor, requests: Sequence[SamplingTensors]) -> Tensor:
-    """The logits, those of penalised requests changed in a copy."""
+    """Return the logits, those of penalised requests changed in a copy."""
     rows = [row for row, request in enumerate(requests) if request.params.penalises]
     if not rows:
         return logits
@@ -140,7 +142,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) ->
 
 
 def _choose(logits: Tensor, requests: Sequence[SamplingTensors], seed: int) -> list[int]:
-    """The likeliest token for those whose temperature is 0, and a drawn one for the others."""
+    """Return the likeliest token for those whose temperature is 0, and a drawn one for the others."""
     tokens: list[int] = logits.argmax(-1).tolist()
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if drawing:

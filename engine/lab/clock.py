@@ -1,4 +1,4 @@
-"""Time that passes only when told to: for the engine, its scheduler and what watches them."""
+"""Virtual time, which passes only on demand: for the engine, its scheduler and their watchdog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class VirtualClock:
         return 1_700_000_000_000_000_000 + self.ns
 
     def at(self, ns: int, call: Callable[[], None]) -> None:
-        """Have `call` made when it is `ns`. What is due at one time is done in the order in which it was asked for."""
+        """Have `call` made when it is `ns`. Calls due at one time run in the order of registration."""
         heapq.heappush(self._due, (ns, next(self._numbers), call))
 
     def every(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
@@ -46,7 +46,7 @@ class VirtualClock:
 
     @property
     def next_due_ns(self) -> int | None:
-        """When the next call is due; None if none is."""
+        """When the next call is due, or None if none is."""
         return self._due[0][0] if self._due else None
 
     def sleep(self, seconds: float) -> None:

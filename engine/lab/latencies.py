@@ -1,4 +1,4 @@
-"""What an engine in virtual time waits for besides its model: copies of a connector, and grammars."""
+"""Latencies of an engine in virtual time besides its model: copies of a connector, and grammars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope.engine.requests.structured_output import GrammarCompiler, Structure
 
 @dataclass(frozen=True)
 class OutsideTimes:
-    """Seconds of virtual time that each of these takes; 0: none.
+    """Seconds of virtual time that each of these takes (0: none).
 
     A copy in or out takes copy_s and copy_block_s for each block, one after the other over one link. A grammar takes
     grammar_s, one after the other.
@@ -34,7 +34,7 @@ class OutsideTimes:
 class VirtualLink:
     """One job at a time, each for so many seconds of virtual time. `wake` is called when one is done.
 
-    What is due is handed over by `deliver`, outside of the engine's own locks: other threads work on it.
+    `deliver` hands over finished jobs, outside of the engine's own locks: other threads work on it.
     """
 
     def __init__(self, clock: VirtualClock, wake: Callable[[], None]) -> None:
@@ -73,7 +73,7 @@ class DelayedJobs(Queue[Any]):
         self._latencies = latencies
 
     def put(self, job: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put the job on the link; None, which ends the worker, goes at once."""
+        """Put the job on the link. None, which ends the worker, goes at once."""
         if job is None:
             super().put(None, block, timeout)
             return

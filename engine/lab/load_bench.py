@@ -1,7 +1,7 @@
 """A load on an engine, and what its clients see of it: kvscope engine bench.
 
 The clients are real ones: each asks over HTTP and reads the stream, and one that gives up closes its connection, which
-is all that the server sees of it. --offline asks an engine in this process instead, without HTTP between; --simulate
+is all that the server sees of it. --offline asks an engine in this process instead, without HTTP between. --simulate
 does so in virtual time, where ten minutes pass in a second or a few.
 """
 
@@ -38,12 +38,12 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """What is asked of the engine. Raises ValueError, naming the setting and what it may be.
+    """The load on the engine. Raises ValueError, naming the setting and what it may be.
 
-    request_rate: arrivals a second, a Poisson process; infinite: all at once. max_concurrency: requests at once at
-    most; the wait for a place is no part of a request's times. prefix_len: tokens that all prompts begin with, before
-    the input_len of their own. timeout_s: a client waits so long for its whole answer. disconnect: the share of clients
-    that go away before the end of theirs. seed: of all that is drawn.
+    request_rate: arrivals a second, a Poisson process (infinite: all at once). max_concurrency: requests at once at
+    most, where the wait for a place is no part of a request's times. prefix_len: tokens that all prompts begin with,
+    before the input_len of their own. timeout_s: a client waits so long for its whole answer. disconnect: the share of
+    clients that go away before the end of theirs. seed: of all that is drawn.
     """
 
     num_prompts: int = 100
@@ -80,7 +80,7 @@ class ClientArrival:
 
 
 def client_arrivals(load: BenchLoad) -> Iterator[ClientArrival]:
-    """The clients of a load: the same for the same seed."""
+    """Yield the clients of a load: the same for the same seed."""
     rng = random.Random(load.seed)
     prefix = [rng.randrange(*PROMPT_TOKEN_IDS) for _ in range(load.prefix_len)]
     at_s = 0.0
@@ -93,7 +93,7 @@ def client_arrivals(load: BenchLoad) -> Iterator[ClientArrival]:
 
 @dataclass
 class ClientRecord:
-    """What one client saw; times in seconds of time.perf_counter, or of virtual time."""
+    """The record of one client. Times are seconds of time.perf_counter, or of virtual time."""
 
     began: float
     ended: float = 0.0
@@ -101,16 +101,16 @@ class ClientRecord:
     error: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    """As the server counts them; of an answer that did not end, as many as came."""
+    """As the server counts them, or as many as came for an answer that did not end."""
     came: list[float] = field(default_factory=list)
     """When each piece of the answer came."""
 
 
 class BenchTarget(Protocol):
-    """What is asked."""
+    """The target of a load."""
 
     def ask(self, prompt: list[int], output_len: int, seen: ClientRecord) -> AsyncGenerator[None]:
-        """One step for each piece of the answer; closing it before its end is going away. Raises Failed."""
+        """Yield once for each piece of the answer. Closing it before its end is going away. Raises Failed."""
         ...
 
 
@@ -123,7 +123,7 @@ class OverHTTP:
         self._model = model
 
     async def ask(self, prompt: list[int], output_len: int, seen: ClientRecord) -> AsyncGenerator[None]:
-        """A connection a client, from its request to its end."""
+        """Open a connection for a client, from its request to its end."""
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -155,7 +155,7 @@ class OverHTTP:
 
 
 async def bench_over_http(load: BenchLoad, base_url: str) -> list[ClientRecord]:
-    """The load on the server at base_url. Raises ValueError if there is none."""
+    """Run the load on the server at base_url. Raises ValueError if there is none."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     base_url = base_url.rstrip("/").removesuffix("/v1")
     # A client's patience is the load's, and a connection is never one that another has used.
@@ -170,7 +170,7 @@ async def bench_over_http(load: BenchLoad, base_url: str) -> list[ClientRecord]:
 
 
 async def bench_offline(load: BenchLoad, config: EngineConfig) -> list[ClientRecord]:
-    """The load on an engine of `config` in this process. Raises ValueError for settings that do not fit."""
+    """Run the load on an engine of `config` in this process. Raises ValueError for settings that do not fit."""
     # Only here: torch takes seconds to import, and a client over HTTP has no use for it.
     from kvscope.engine.core.engine_core import EngineCore
     from kvscope.engine.core.intake import Refused
@@ -264,7 +264,7 @@ class LatencySpread(msgspec.Struct):
 
 
 class BenchReport(msgspec.Struct):
-    """What the clients saw together. A spread is null if nothing of its kind was seen.
+    """The results of all clients. A spread is null if nothing of its kind was seen.
 
     Time to first token and inter-token times are those of every client that had them, end to end of those that had
     the whole answer. Tokens count when they reach a client, prompts when their first token does.
@@ -284,7 +284,7 @@ class BenchReport(msgspec.Struct):
 
 
 def summarize_clients(clients: Sequence[ClientRecord]) -> BenchReport:
-    """From what each saw; there must be at least one."""
+    """Combine the records of the clients, at least one."""
     duration = max(seen.ended for seen in clients) - min(seen.began for seen in clients)
     requests = {outcome: sum(seen.outcome == outcome for seen in clients) for outcome in OUTCOMES}
     answered = [seen for seen in clients if seen.came]
@@ -308,7 +308,7 @@ def summarize_clients(clients: Sequence[ClientRecord]) -> BenchReport:
 
 
 def latency_spread(seconds: Sequence[float]) -> LatencySpread | None:
-    """Mean and percentiles, these between neighbours in proportion; None of nothing."""
+    """Return mean and percentiles, these between neighbours in proportion, or None without values."""
     if not seconds:
         return None
     ordered = sorted(1000 * value for value in seconds)

@@ -1,12 +1,12 @@
-"""An engine in virtual time: all of it is real but the model, whose steps last as long as a formula says.
+"""An engine in virtual time: all of it is real but the model, whose steps last as long as a formula gives.
 
     a step's seconds = base_s + per_token_s * tokens computed + per_kv_token_s * tokens of KV read
                      + per_attended_s * pairs of a computed token and one that it attends to
 
-Nothing waits for real time, so ten minutes of a fault pass in a second or a few. What the connector copies and a
-compiled grammar take the time that OutsideTimes gives them, by default none; the watchdog, the heartbeats and the
-loop's own pauses take their time on the virtual clock. Time passes where the engine would wait for a step: with
-async_scheduling the next one is planned by then. The same load gives the same run each time.
+Nothing waits for real time, so ten minutes of a fault pass in a second or a few. The connector's copies and a compiled
+grammar take the time that OutsideTimes gives them, by default none. The watchdog, the heartbeats and the loop's own
+pauses take their time on the virtual clock. Time passes where the engine would wait for a step: with async_scheduling
+the next one is planned by then. The same load gives the same run each time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kvscope.monitor.events.wire import Batch, encode
 from kvscope.monitor.publishing.packer import Packer
 
 DRAIN_S: Final = 0.1
-"""How often what was said is kept."""
+"""How often events are kept."""
 SIMULATED_HEARTBEAT_S: Final = 1.0
 MOST_DOUBLED_PAUSES: Final = 9
 """Five seconds between passes that do nothing, at most."""
@@ -79,7 +79,7 @@ class StepTime:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be 0 or above")
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
-        """Of a step that computes so many tokens and reads the KV of so many."""
+        """Return the seconds of a step that computes this many tokens and reads the KV of this many."""
         return self.base_s + self.per_token_s * tokens + self.per_kv_token_s * kv_tokens
 
     def of(self, plan: SchedulerOutput) -> float:
@@ -95,7 +95,7 @@ class StepTime:
 
 
 class SampledPlace(NamedTuple):
-    """Of which request, by number, the token at which place is sampled."""
+    """The place of a token to sample, with its request by number."""
 
     number: int
     place: int
@@ -123,7 +123,7 @@ class SimulatedDevice:
 
 
 class SimulatedRunner:
-    """Stands for ModelRunner. What it samples depends on the seed, the request's number and the place alone."""
+    """Stands for ModelRunner. Its samples depend on the seed, the request's number and the place alone."""
 
     def __init__(self, seed: int, model: ModelConfig, block_size: int) -> None:
         self._seed = seed
@@ -152,13 +152,12 @@ class SimulatedRunner:
 
 
 class SimulatedEngine(EngineCore):
-    """An engine of `config` in virtual time, which passes while `run` is called; `time` tells it.
+    """An engine of `config` in virtual time, which passes while `run` is called, with `time` as its clock.
 
-    step_time: of the model that it pretends to run; `loaded` gives only its settings. latencies: of what the engine
-    waits for besides the model. drain_s: how often what was logged is kept. blocked_s: seconds between passes while
-    requests wait and none can be scheduled. A memory_budget is that of a
-    device which holds nothing besides. journal: a directory to keep the events in, as engine `name`. Raises ValueError
-    for settings that do not go with that.
+    step_time: of the model that it pretends to run, where `loaded` gives only its settings. latencies: of the engine's
+    other waits. drain_s: how often events are kept. blocked_s: seconds between passes while requests wait and none can
+    be scheduled. A memory_budget is that of a device which holds nothing besides. journal: a directory to keep the
+    events in, as engine `name`. Raises ValueError for settings that do not go with that.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class SimulatedEngine(EngineCore):
         self._until = 0
         self._blocked_s = blocked_s
         self._doublings = 0
-        """Of the pause between passes that do nothing, once nothing records them."""
+        """Doublings of the pause between passes that do nothing, once nothing records them."""
         self._recording_stopped = False
         self._hangs = False
         self._device = SimulatedDevice(config.memory_budget) if config.memory_budget is not None else None
@@ -225,7 +224,7 @@ class SimulatedEngine(EngineCore):
         self.time.at(self.time.ns + round(seconds * 1e9), call)
 
     def run(self, seconds: float, deliver: Callable[[list[Output]], None] = lambda _: None) -> None:
-        """Let so much time pass; `deliver` gets what each pass gave."""
+        """Let that much time pass. `deliver` gets the outputs of each pass."""
         self._until = self.time.ns + round(seconds * 1e9)
         while self.time.ns < self._until and not self.failure:
             if self._hangs:  # all that the engine's thread does is wait
@@ -247,7 +246,7 @@ class SimulatedEngine(EngineCore):
             link.deliver()
 
     def close(self) -> None:
-        """As EngineCore does, and what was said last is kept."""
+        """Close as EngineCore does, and keep the last events."""
         super().close()
         self.stop_recording()
 

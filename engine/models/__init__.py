@@ -3,8 +3,8 @@
 loading.py      from a directory or a name to a LoadedModel
 checkpoint.py   the settings and weights in a directory
 tokens.py       tokenizers: the directory's own, or a token a byte
-layers.py       what models and the runner agree on, and rotary positions
-llama.py        Llama, Mistral, Qwen2, Qwen3, which families.py tells apart
+layers.py       the interface of models and the runner, and rotary positions
+llama.py        Llama, Mistral, Qwen2, Qwen3, with their differences in llama_families.py
 gpt2.py         GPT-2        tiny.py   the model that the engine brings itself
 """
 

@@ -54,7 +54,7 @@ _NO_EFFECT: Final = frozenset(
         "use_cache",
     ]
 )
-"""Settings that tell of training, of other tasks or of how transformers works, and change no logit."""
+"""Settings of training, of other tasks or of how transformers works, which change no logit."""
 _COMPUTED: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Ends of the names of tables that old releases saved with the weights: masks and frequencies."""
 
@@ -62,8 +62,8 @@ _COMPUTED: Final = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 class Checkpoint:
     """The settings (`config`, as config.json has them) and weights of the model `name`.
 
-    Weights are handed out in `dtype` on `device`, and only once, so that no more than needed is kept. What a model
-    has not asked for when it is built, `refuse_the_rest` finds: it may change what other programs compute.
+    Weights are handed out in `dtype` on `device`, and only once, so that no more than needed is kept. `refuse_the_rest`
+    finds everything that a model has not used when it is built: it may change the results of other programs.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, directory: Path, dtype: torch.dtype, device: str) -> Checkpoint:
-        """Raises ValueError, saying which file is missing or cannot be read."""
+        """Read a directory. Raises ValueError, naming the file that is missing or cannot be read."""
         if not directory.is_dir():
             raise ValueError(f"model {str(directory)!r} is no directory: give 'tiny' or a local Hugging Face directory")
         config = read_json(directory / "config.json")
@@ -97,7 +97,7 @@ class Checkpoint:
         return cls(str(directory), config, tensors, dtype, device)
 
     def setting(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A setting; null counts as not given. Raises ValueError if it is not there and has no default."""
+        """Return a setting, where null counts as not given. Raises ValueError if it is not there and has no default."""
         value = self.setting_or_null(name, None)
         if value is not None:
             return value
@@ -106,24 +106,26 @@ class Checkpoint:
         return default
 
     def setting_or_null(self, name: str, default: Any) -> Any:
-        """A setting for which null says something else than that it is not there."""
+        """Return a setting for which null differs from a missing one."""
         self._asked.add(name)
         return self.config.get(name, default)
 
     def require(self, name: str, *supported: Any) -> None:
-        """Raises ValueError unless the setting, if it is given at all, is one of the supported values."""
+        """Raise ValueError unless the setting, if it is given at all, is one of the supported values."""
         value = self.setting(name, None)
         if value is not None and value not in supported:
             known = " or ".join(repr(choice) for choice in supported)
             raise ValueError(f"{name} of {self.name} is {value!r}; only {known} is supported")
 
     def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end an output; there may be none."""
+        """Return the tokens that end an output, possibly none."""
         ids = self.setting("eos_token_id", [])
         return frozenset([ids] if isinstance(ids, int) else ids)
 
     def max_model_len(self, setting: str, wanted: int | None) -> int:
-        """The context to serve: `wanted`, at most the model's own, which is under `setting`. Raises ValueError."""
+        """Return the context to serve: `wanted`, at most the model's own, which is under `setting`. Raises
+        ValueError.
+        """
         own = int(self.setting(setting))
         if wanted is not None and wanted > own:
             raise ValueError(f"max_model_len is {wanted}, but {self.name} has {own} ({setting}): give that or less")
@@ -134,7 +136,7 @@ class Checkpoint:
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The weight, which must have this shape. Raises ValueError."""
+        """Return the weight, which must have this shape. Raises ValueError."""
         tensor = self._tensors.pop(name, None)
         if tensor is None:
             raise ValueError(f"the weights of {self.name} lack {name}")
@@ -143,9 +145,10 @@ class Checkpoint:
         return tensor.to(self.device, self.dtype).contiguous()
 
     def take_head(self, embedding: Tensor, *, tied: bool) -> Tensor:
-        """The last layer [vocab, hidden]: the embedding itself if config.json says so, or `tied` where it says nothing.
+        """Return the last layer [vocab, hidden]: the embedding itself if config.json declares so, or `tied` where it
+        does not.
 
-        Raises ValueError if both are there and are not the same: what is meant cannot be told.
+        Raises ValueError if both are there and differ: the intention is then unknown.
         """
         name = "lm_head.weight"
         if not self.setting("tie_word_embeddings", tied):
@@ -158,7 +161,7 @@ class Checkpoint:
         return embedding
 
     def refuse_the_rest(self) -> None:
-        """Raises ValueError, naming them, if there are settings or weights that the model has not asked for."""
+        """Raise ValueError, naming them, if there are settings or weights that the model has not used."""
         architecture = self.config["architectures"][0]
         given = {name for name, value in self.config.items() if value is not None}
         if unknown := given - self._asked - _NO_EFFECT:
@@ -190,7 +193,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file. Raises ValueError if there is none."""
+    """Return the object in the file. Raises ValueError if there is none."""
     if not path.is_file():
         raise ValueError(f"{path.parent} has no {path.name}")
     try:

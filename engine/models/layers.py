@@ -1,6 +1,7 @@
-"""What models and the runner agree on, and what layers share: norms, rotary positions, the order of weights.
+"""The interface of models and the runner, and the shared parts of layers: norms, rotary positions, the order of
+weights.
 
-Sizes in docstrings: N tokens of a step, over all its requests; H query heads, K key-value heads, D head size.
+Sizes in docstrings: N tokens of a step, over all its requests. H query heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ModelConfig:
 
     @property
     def kv_groups(self) -> list[LayerGroup]:
-        """The layers that see everything first, then those with the window; where all are alike, one group."""
+        """The layers that see everything first, then those with the window, or one group where all are alike."""
         full = tuple(layer for layer in range(self.num_layers) if layer not in self.sliding_layers)
         groups = LayerGroup(None, full), LayerGroup(self.sliding_window, tuple(sorted(self.sliding_layers)))
         return [group for group in groups if group.layers]
@@ -64,7 +65,7 @@ class Attend(Protocol):
     """Keeps a layer's keys and values in the paged cache and attends over what each token may see there."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [N, H, D], key and value [N, K, D]; the result is [N, H * D]."""
+        """Map query [N, H, D], key and value [N, K, D] to a result [N, H * D]."""
         ...
 
 
@@ -97,7 +98,7 @@ class RMSNorm(Protocol):
 
 
 def rms_norm_on(device: str) -> RMSNorm:
-    """The kernel where it runs, else its twin."""
+    """Return the kernel where it runs, or else its twin."""
     if run_on(device):
         # Triton is there where there is a GPU for it.
         from kvscope.kernels.rms_norm import rms_norm
@@ -107,7 +108,7 @@ def rms_norm_on(device: str) -> RMSNorm:
 
 
 def by_inputs(weight: Tensor) -> Tensor:
-    """The same weight [out, in]; in fp32 on a CPU, in memory as [in, out].
+    """Return the same weight [out, in], in memory as [in, out] for fp32 on a CPU.
 
     There a product of few tokens with it is quicker, by a tenth to three times, and in 16 bits it is not.
     """
@@ -122,7 +123,7 @@ _SCALING_PARAMETERS: Final = {
     "linear": frozenset(["factor"]),
     "llama3": frozenset(["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]),
 }
-"""What each kind of scaling is given, and must be."""
+"""The parameters that each kind of scaling requires."""
 
 
 class Rotary:

@@ -15,7 +15,7 @@ from kvscope.engine.models.llama_families import TRAITS
 
 
 class _LlamaLayer(NamedTuple):
-    """Weights [out, in]; those that read the same input are one, because few large products are quicker."""
+    """Weights [out, in]. Those that read the same input are one, because few large products are quicker."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -142,7 +142,9 @@ def _take_joined_bias(checkpoint: Checkpoint, prefix: str, sizes: dict[str, int]
 
 
 def _rope_parameters(checkpoint: Checkpoint) -> dict[str, object]:
-    """One map, as new releases write it; older ones have rope_theta and rope_scaling, with `type` for rope_type."""
+    """Return one map, as new releases write it. Older ones have rope_theta and rope_scaling, with `type` for
+    rope_type.
+    """
     new = checkpoint.setting("rope_parameters", {})
     parameters = dict(checkpoint.setting("rope_scaling", {}) or new)
     parameters.setdefault("rope_theta", checkpoint.setting("rope_theta", 10_000.0))

@@ -1,4 +1,4 @@
-"""What tells the architectures of the Llama family apart: biases, norms of heads, sliding windows.
+"""The differences between the architectures of the Llama family: biases, norms of heads, sliding windows.
 
 Windows and defaults are read as transformers reads them.
 """
@@ -65,7 +65,7 @@ def _qwen3(checkpoint: Checkpoint) -> Traits:
 
 
 def _qwen_window(checkpoint: Checkpoint) -> SlidingWindow:
-    """Layers from max_window_layers on have the window, if it is in use, unless layer_types says it by layer."""
+    """Return the window of layers from max_window_layers on, if it is in use, unless layer_types sets it by layer."""
     tokens = checkpoint.setting_or_null("sliding_window", _DEFAULT_WINDOW)
     if not checkpoint.setting("use_sliding_window", False):
         tokens = None

@@ -39,7 +39,7 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """The model that `config` names, in its dtype on its device.
+    """Return the model that `config` names, in its dtype on its device.
 
     Raises ValueError, saying what is missing or not supported and what is.
     """

@@ -1,7 +1,7 @@
 """The model that the engine brings itself: a small Llama with random weights, so that nothing is ever downloaded.
 
 It has learned nothing, but it computes as any other does, and the same text from the same seed. Only the rows of
-printable ASCII in its last layer are not zero, so that what it says can be read, and ends at its length.
+printable ASCII in its last layer are not zero, so that its output is readable, and ends at its length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOGIT_SPREAD: Final = 4.0
 
 
 def checkpoint(seed: int, dtype: torch.dtype, device: str) -> Checkpoint:
-    """The tiny model's settings and weights."""
+    """Return the tiny model's settings and weights."""
     return Checkpoint("tiny", CONFIG, weights(seed), dtype, device)
 
 
@@ -47,7 +47,7 @@ def weights(seed: int) -> dict[str, Tensor]:
     key = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
 
     def random(outputs: int, inputs: int, gain: float = 1.0) -> Tensor:
-        """Keeps the size of what it is applied to, times `gain`."""
+        """Return a weight that keeps the size of its input, times `gain`."""
         return torch.randn(outputs, inputs, generator=generator) * (gain / math.sqrt(inputs))
 
     head = torch.zeros(vocab, hidden)

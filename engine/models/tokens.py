@@ -21,27 +21,29 @@ NO_EOS: Final = "<|no end|>"
 
 
 class Tokenizer(Protocol):
-    """What the front end asks of a tokenizer."""
+    """The interface of a tokenizer to the front end."""
 
     max_chars_per_token: int
     """The most characters of a text that one token stands for."""
 
     def encode(self, text: str) -> list[int]:
-        """The prompt's token ids, with what the model wants at the beginning."""
+        """Return the prompt's token ids, with the model's beginning tokens."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
+        """Return the text of these ids, without special tokens. Bytes that are no UTF-8 (yet) become U+FFFD."""
         ...
 
     def encode_chat(self, messages: Sequence[TemplateMessage]) -> list[int]:
-        """The ids of a chat, up to where the model's answer begins. Raises ValueError if the model cannot chat."""
+        """Return the ids of a chat, up to where the model's answer begins. Raises ValueError if the model cannot
+        chat.
+        """
         ...
 
     def for_grammars(self, eos_token_ids: Collection[int]) -> LLTokenizer:
-        """What grammars know of the tokens: their bytes, and which of them end an output.
+        """Return the tokens for grammars: their bytes, and which of them end an output.
 
-        Takes long for a large vocabulary. Raises ValueError if the bytes of a token cannot be told.
+        Takes long for a large vocabulary. Raises ValueError if the bytes of a token are unknown.
         """
         ...
 
@@ -58,7 +60,7 @@ class ByteTokenizer:
         return [self.BEGIN, *text.encode()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The bytes among these ids as text."""
+        """Return the bytes among these ids as text."""
         return bytes(token for token in token_ids if token < self.BEGIN).decode(errors="replace")
 
     def encode_chat(self, messages: Sequence[TemplateMessage]) -> list[int]:
@@ -111,7 +113,7 @@ class DirectoryTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Special tokens are left out."""
+        """Return the text without special tokens."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
@@ -165,5 +167,5 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _token_text(token: object) -> object:
-    """A special token is written as its text, or as a map that has it."""
+    """Return a special token, which is written as its text, or as a map that has it."""
     return token.get("content", "") if isinstance(token, dict) else token or ""

@@ -1,7 +1,7 @@
-"""What a request says of a transfer between two engines, in vLLM's words (kv_transfer_params). Imports no torch.
+"""Parameters of a transfer between two engines, in vLLM's words (kv_transfer_params). Imports no torch.
 
-The one that computes the prompt is asked with `do_remote_decode`, keeps the blocks when it is done, and answers with
-what the other one is to be asked with: `do_remote_prefill`, and where the KV lies.
+The one that computes the prompt gets `do_remote_decode`, keeps the blocks when it is done, and answers with the
+parameters for the other one: `do_remote_prefill`, and where the KV lies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KVTransferParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     remote_num_blocks: int = 0
 
     def check(self) -> None:
-        """Raises ValueError for what contradicts itself, or names an endpoint that is not of this machine."""
+        """Raise ValueError for values that contradict each other, or an endpoint that is not of this machine."""
         if self.do_remote_decode == self.do_remote_prefill:
             raise ValueError("kv_transfer_params: one of do_remote_decode and do_remote_prefill must be true")
         if self.do_remote_prefill:
@@ -32,7 +32,7 @@ class KVTransferParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ValueError unless it is on this machine: the KV of prompts goes over it in the clear."""
+    """Raise ValueError unless it is on this machine: the KV of prompts goes over it in the clear."""
     parts = urlsplit(endpoint)
     if parts.scheme == "ipc" and endpoint != "ipc://":
         return

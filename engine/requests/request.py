@@ -10,19 +10,19 @@ from kvscope.monitor.events.kinds import FIRST_FINISHED, Cause, Status
 
 
 class Request:
-    """What the scheduler knows of one request.
+    """The scheduler's record of one request.
 
     `number` names it in events, `id` to its client. `num_computed_tokens` counts the tokens whose K and V are in the
-    cache; a preemption sets it back to 0, and prompt and output so far are computed again.
+    cache. A preemption sets it back to 0, and prompt and output so far are computed again.
 
-    Of steps that were launched and are not complete: `num_in_flight_tokens` they compute, `num_output_placeholders`
-    tokens they will sample. `last_step` is the last step that it is part of.
+    For steps that were launched and are not complete, `num_in_flight_tokens` counts the tokens they compute,
+    `num_output_placeholders` those they will sample. `last_step` is the last step that it is part of.
 
     `kv_transfer` is what it asks of a transfer between engines, `kv_offer` what its end offers to another.
-    `admitted_ns` is when it was first admitted, `first_token_ns` and `last_token_ns` when the engine handed tokens out;
-    0 before.
+    `admitted_ns` is when it was first admitted, `first_token_ns` and `last_token_ns` when the engine handed tokens out,
+    or 0 before.
 
-    `prompt_logprobs` has those of each token of the prompt, if asked for; None once they were handed out.
+    `prompt_logprobs` has those of each token of the prompt, if requested, or None once they were handed out.
 
     `matcher` is there as soon as its grammar is compiled, and None if it has none.
     """

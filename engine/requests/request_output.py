@@ -1,4 +1,4 @@
-"""What the engine reports of a request after a step: sampled tokens, log probabilities, how it ended."""
+"""The engine's report on a request after a step: sampled tokens, log probabilities, how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Logprob(NamedTuple):
 
 
 PromptLogprobs = list[Sequence[Logprob]]
-"""Of each token of a prompt: its own, then those of the likeliest by rank. Nothing precedes the first, which has none.
+"""Log probabilities of each token of a prompt: its own, then those of the likeliest by rank. Nothing precedes the
+first, which has none.
 """
 
 

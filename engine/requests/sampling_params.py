@@ -18,17 +18,17 @@ MAX_PENALTY: Final = 2.0
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """As OpenAI and vLLM define them. temperature 0 is greedy; top_k 0 means all.
+    """As OpenAI and vLLM define them. temperature 0 is greedy, and top_k 0 means all.
 
     min_p: tokens less likely than this share of the likeliest are not drawn. presence_penalty and frequency_penalty are
-    taken from the logit of a token that is in the output, once and for each time; repetition_penalty divides a
-    positive logit, and multiplies another, of a token that is in prompt or output. n: how many outputs; each but the
-    first has a seed of its own, the next number. logprobs: how many of the likeliest tokens are reported at each place,
-    besides the one that was chosen; None: none are reported. prompt_logprobs: the same of each token of the prompt but
-    the first. All of the prompt is computed then, whatever the prefix cache has. `stop` strings end the output and are
-    not part of it, unless include_stop_str_in_output. min_tokens: before so many, no stop string, stop token or end of
-    sequence counts; a grammar may end an output before. logit_bias: added to the logits of these token ids.
-    structured_outputs: a schema or a regular expression that the output keeps to, and ends with.
+    taken from the logit of a token that is in the output, once and for each time, while repetition_penalty divides a
+    positive logit, and multiplies another, of a token that is in prompt or output. n: how many outputs, where each but
+    the first has a seed of its own, the next number. logprobs: how many of the likeliest tokens are reported at each
+    place, besides the one that was chosen (None: none are reported). prompt_logprobs: the same of each token of the
+    prompt but the first. All of the prompt is computed then, whatever the prefix cache has. `stop` strings end the
+    output and are not part of it, unless include_stop_str_in_output. min_tokens: before so many, no stop string, stop
+    token or end of sequence counts, though a grammar may end an output before. logit_bias: added to the logits of these
+    token ids. structured_outputs: a schema or a regular expression that the output keeps to, and ends with.
 
     Raises ValueError, naming the parameter and what it may be.
     """
@@ -90,5 +90,5 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     def each(self) -> list[SamplingParams]:
-        """Those of the n outputs, one for each."""
+        """Return the parameters of the n outputs, one for each."""
         return [replace(self, n=1, seed=None if self.seed is None else self.seed + i) for i in range(self.n)]

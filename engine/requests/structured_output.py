@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CHARACTERS: Final = 1 << 16
-"""Of a schema or a regular expression: it is checked while its client waits, and others do too."""
+"""Bound of a schema or a regular expression: its client, and others, wait for the check."""
 COMPILED_GRAMMARS_KEPT: Final = 32
 """So many compiled grammars are kept for requests that want the same."""
 WHITE_SPACE: Final[dict[str, Any]] = {"whitespace_pattern": " "}
@@ -28,10 +28,10 @@ _LIMITS: Final = LLParserLimits(verbose_errors=False)  # or its errors tell what
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """What an output is to be, in vLLM's words: JSON that fits a schema, or what a regular expression matches whole.
+    """The form of an output, in vLLM's words: JSON that fits a schema, or what a regular expression matches whole.
 
-    json: the schema, or its text; properties come in its order. regex: in the syntax of Rust's regex crate, which has
-    neither look-around nor references back. choice: the output is one of these texts. Exactly one of them is given.
+    json: the schema, or its text, whose properties come in its order. regex: in the syntax of Rust's regex crate, which
+    has neither look-around nor references back. choice: the output is one of these texts. Exactly one of them is given.
     Raises ValueError, saying what is wrong.
     """
 
@@ -72,7 +72,7 @@ class StructuredOutputs:
 
 
 class Matcher:
-    """How far an output has come in its grammar. Only whoever runs the model may touch it.
+    """How far an output has come in its grammar. Only the model's thread may use it.
 
     `mask`: a bit for each token, the lowest of each byte first, that is set if the token may be next. Raises ValueError
     if no output at all would do.
@@ -91,7 +91,7 @@ class Matcher:
         return made
 
     def advance(self, token_id: int) -> None:
-        """The output goes on with this token. Sets `ended` if nothing may follow, and `error` if nothing can."""
+        """Advance the output by this token. Sets `ended` if nothing may follow, and `error` if nothing can."""
         self._matcher.consume_token(token_id)
         self._look()
 
@@ -105,7 +105,7 @@ class Matcher:
 
 
 class Compiled(NamedTuple):
-    """What became of a request's grammar: its matcher, or why there is none."""
+    """The result for a request's grammar: its matcher, or why there is none."""
 
     number: int
     matcher: Matcher | None
@@ -113,7 +113,7 @@ class Compiled(NamedTuple):
 
 
 class GrammarCompiler:
-    """Compiles in a thread of its own, one after the other; equal grammars once.
+    """Compiles in a thread of its own, one after the other, and equal grammars once.
 
     `tokenizer` makes what llguidance knows the tokens by, and is called there. `wake` is called there too, when there
     is something to take.
@@ -131,7 +131,7 @@ class GrammarCompiler:
         self._thread.submit(self._run, number, wanted)
 
     def take(self) -> list[Compiled]:
-        """What has been compiled since the last time."""
+        """Return the grammars compiled since the last time."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def settle(self) -> None:

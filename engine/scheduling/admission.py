@@ -17,7 +17,7 @@ def outgrows_pool(state: SchedulerState, request: Request) -> bool:
 
 
 class Admission:
-    """Admits requests of `state` to steps; what a connector can bring is fetched first."""
+    """Admits requests of `state` to steps. Blocks that a connector can bring are fetched first."""
 
     def __init__(
         self, state: SchedulerState, preemption: PreemptionPolicy, transfers: ConnectorTransfers, max_model_len: int
@@ -84,7 +84,9 @@ class Admission:
         return None
 
     def _room_for(self, request: Request) -> int:
-        """Tokens that there must be room for when it is admitted: all that it has, unless a fault says otherwise."""
+        """Return the tokens that there must be room for when it is admitted: all that it has, unless a fault changes
+        that.
+        """
         manager, faults = self._state.manager, self._state.faults
         if not manager.fits(request.num_tokens) and outgrows_pool(self._state, request):
             return 0

@@ -9,12 +9,12 @@ from kvscope.monitor.events.kinds import Holder, Load, Release, Status
 
 
 class ConnectorTransfers:
-    """What `connector` (None: there is none) loads for requests, and the blocks that it keeps after their end."""
+    """Loads of `connector` (None: there is none) for requests, and the blocks that it keeps after their end."""
 
     def __init__(self, state: SchedulerState, connector: KVConnector | None, lease_s: float) -> None:
         self.connector = connector
         self.lease_ns = round(lease_s * 1e9)
-        """How long the connector may keep a finished request's blocks; 0: until it says that it is done."""
+        """How long the connector may keep a finished request's blocks (0: until it reports completion)."""
         self.deferred: dict[int, int] = {}
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.loading: dict[int, KVLoad] = {}

@@ -1,21 +1,21 @@
 """Decides what each step computes: continuous batching over a block pool. Imports no torch.
 
 A step serves the running requests first, in order, then admits waiting ones, all within `max_num_batched_tokens` and
-`max_num_seqs`; a prompt may be computed in chunks over several steps. When a running request cannot get a block, the
+`max_num_seqs`. A prompt may be computed in chunks over several steps. When a running request cannot get a block, the
 last admitted one (or, under the priority policy, the least urgent) is preempted: it loses its blocks and will be
-computed again. A waiting request is admitted only when its whole prompt would fit now, and the first that does not
-fit holds back those behind it. After a preemption no more may run at once than are left, and one more with each step.
-A request that has come to fill the whole pool ends there, as it would at `max_model_len`: nothing could make room.
+computed again. A waiting request is admitted only when its whole prompt would fit now, and the first that does not fit
+holds back those behind it. After a preemption no more may run at once than are left, and one more with each step. A
+request that has come to fill the whole pool ends there, as it would at `max_model_len`: nothing could make room.
 
 A step may be planned while the one before it runs: a request that will have sampled a token by then is given its next
-one. What such a request loses in the meantime, by its end or by a preemption, becomes free only when the last step
-that it is part of is complete: until then that step may write to its blocks. As long as freed blocks wait for that,
-nobody else is preempted for want of a block.
+one. Blocks that such a request loses in the meantime, by its end or by a preemption, become free only when the last
+step that it is part of is complete: until then that step may write to them. As long as freed blocks wait for that, no
+other request is preempted for a block.
 
 A request that waits for something outside, such as its grammar or KV that a connector fetches, is parked beside the
-queue and blocks nobody; when that has come it is ready, and stands in the queue again at its place.
+queue and blocks no other. Once its wait is over it is ready, and stands in the queue again at its place.
 
-Everything that happens to a request or a queue is said to the log where it happens.
+Every event of a request or a queue is logged where it happens.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def completed_step(self) -> int:
-        """The last step that is complete; -1 before any."""
+        """The last step that is complete, or -1 before any."""
         return self.state.completed_step
 
     @property
@@ -116,7 +116,7 @@ class Scheduler:
     # ---------------------------------------------------------------- arrivals and ends
 
     def add(self, request: Request) -> None:
-        """Take a request in; one whose output has a grammar waits for that first."""
+        """Queue a request. One whose output has a grammar waits for that first."""
         manager = self.manager
         longest = min(request.num_prompt_tokens + request.params.max_tokens, self.max_model_len)
         self.requests[request.number] = request
@@ -198,8 +198,8 @@ class Scheduler:
     def complete(self, plan: SchedulerOutput, sampled: list[int], is_stop: list[bool]) -> list[Request]:
         """Take in what the oldest step in flight gave: a token for each share that `samples`, in the plan's order.
 
-        `is_stop` says of each such token whether it ends the output. What came of requests that ended while the step
-        ran is dropped; one that was preempted meanwhile keeps its token. Returns the requests that are finished.
+        `is_stop` decides for each such token whether it ends the output. Tokens of requests that ended while the step
+        ran are dropped. One that was preempted meanwhile keeps its token. Returns the requests that are finished.
         """
         self.state.completed_step = plan.step
         finished: list[Request] = []
@@ -237,7 +237,9 @@ class Scheduler:
         return finished
 
     def fail(self, plan: SchedulerOutput) -> list[Request]:
-        """The oldest step in flight gave nothing: end its requests with an error. Returns those that it ended."""
+        """End the requests of the oldest step in flight, which gave nothing, with an error. Returns those that it
+        ended.
+        """
         self.state.completed_step = plan.step
         failed = [share.request for share in plan.shares if not share.request.is_finished]
         for request in failed:

@@ -1,4 +1,6 @@
-"""What the scheduler's parts share: the queues, parked requests, the count of steps, and freeing behind a step."""
+"""The shared state of the scheduler's parts: the queues, parked requests, the count of steps, and freeing behind a
+step.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ class SchedulerState:
             self.waiting.remove(request)
 
     def park(self, request: Request, status: Status) -> None:
-        """Set a request aside that is in no queue, until `unpark`. `status` says what it waits for."""
+        """Set a request aside that is in no queue, until `unpark`. `status` names the object of its wait."""
         request.status, request.cause = status, CAUSE_OF_WAIT[status]
         self.parked[request.number] = request
         self.log.waiting_on(request.number, status)
@@ -95,7 +97,7 @@ class SchedulerState:
         self.manager.free(request, reason, fence)
 
     def pass_over(self, request: Request, cause: Cause) -> None:
-        """Note why a request is not scheduled; reported when the cause changes and as the count doubles."""
+        """Note why a request is not scheduled. It is reported when the cause changes and as the count doubles."""
         request.times_passed_over = 1 if cause != request.cause else request.times_passed_over + 1
         request.cause = cause
         if request.times_passed_over & (request.times_passed_over - 1) == 0:

@@ -10,7 +10,7 @@ from kvscope.monitor.events.kinds import Cause, Limit
 
 
 class Share(NamedTuple):
-    """A request's part of a step: `num_tokens` tokens from `start` on; `samples` if its next token comes of it."""
+    """A request's part of a step: `num_tokens` tokens from `start` on. `samples` if its next token comes of it."""
 
     request: Request
     start: int

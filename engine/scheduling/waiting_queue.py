@@ -29,7 +29,7 @@ class WaitingQueue(Protocol):
         ...
 
     def head(self) -> Request:
-        """The one whose turn it is; there must be one."""
+        """Return the request whose turn it is. The queue must not be empty."""
         ...
 
     def take(self) -> Request:
@@ -65,7 +65,7 @@ class FCFSQueue:
         self._requests.appendleft(request)
 
     def head(self) -> Request:
-        """The one that has waited longest."""
+        """Return the one that has waited longest."""
         return self._requests[0]
 
     def take(self) -> Request:
@@ -84,7 +84,7 @@ class FCFSQueue:
 
 
 class PriorityQueue:
-    """The lowest priority value first; among equals, the one that arrived first."""
+    """The lowest priority value first, and among equals the one that arrived first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Request]] = []
@@ -96,7 +96,7 @@ class PriorityQueue:
     put_back = put_front = put
 
     def head(self) -> Request:
-        """The most urgent."""
+        """Return the most urgent."""
         return self._heap[0][-1]
 
     def take(self) -> Request:

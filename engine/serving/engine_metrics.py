@@ -1,6 +1,6 @@
 """The engine's own figures: what Prometheus scrapes, and the line that the log has every ten seconds.
 
-Metrics and line are vLLM's wherever the meaning is equal, so that what reads one engine reads the other; the rest is
+Metrics and line are vLLM's wherever the meaning is equal, so that readers of one engine can read the other. The rest is
 named kvscope_engine_*.
 """
 
@@ -35,7 +35,7 @@ STATISTICS: Final = {
     "request_num_preemptions": "Preemptions of a request.",
     "iteration_tokens_total": "Tokens of prompts computed, and tokens sampled, in a step.",
 }
-"""What each histogram counts, by its name in vLLM without the prefix. Aborted requests are not counted, as there."""
+"""The meaning of each histogram, by its name in vLLM without the prefix. Aborted requests are not counted, as there."""
 
 
 class EngineCollector:
@@ -105,7 +105,7 @@ class EngineCollector:
         return family
 
     def _waiting_by_reason(self) -> GaugeMetricFamily:
-        """As vLLM has it: capacity, and what waits for something else than room; their sum is those that wait."""
+        """Return vLLM's two gauges: capacity, and waits for anything but room. Their sum is all that wait."""
         scheduler = self.core.scheduler
         waiting, deferred = scheduler.num_waiting, len(scheduler.parked)
         family = GaugeMetricFamily(
@@ -147,7 +147,7 @@ class EngineCollector:
 
 
 class StatsLine:
-    """vLLM's stats line. It is left out while nothing moves and nothing waits, after one line that says so."""
+    """vLLM's stats line. It is left out while nothing moves and nothing waits, after one such line."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -155,7 +155,7 @@ class StatsLine:
         self._was_quiet = True
 
     def log(self) -> None:
-        """Say what happened since last time."""
+        """Log the activity since last time."""
         core = self.core
         scheduler, counts = core.scheduler, core.counts
         then, prompt_before, generated_before = self._before

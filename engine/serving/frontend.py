@@ -17,7 +17,7 @@ from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.trace_context import TraceContext
 
 SUBMITTED_AT_ONCE: Final = 16
-"""Requests of one client that are handed to the engine before others' are looked at."""
+"""Requests of one client that go to the engine before others' turn."""
 
 
 class EngineError(RuntimeError):
@@ -26,7 +26,7 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of the `index`-th text: its tokens, and what is certain by now of what they say.
+    """The new part of the `index`-th text: its tokens, and the text that is certain by now.
 
     `reason` and `stop_reason`, the stop string or token that ended it, in its last one only.
     """
@@ -39,14 +39,16 @@ class Delta:
 
 
 class FrontEnd:
-    """Takes requests to `core`, and its outputs to whoever waits for them."""
+    """Takes requests to `core`, and its outputs to the waiting clients."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._queues: dict[int, asyncio.Queue[Output]] = {}
 
     def start(self, on_failure: Callable[[], None]) -> None:
-        """Let the engine run, and hand its outputs out in the event loop that calls this; `on_failure` if it dies."""
+        """Let the engine run, and hand its outputs out in the event loop that calls this. Call `on_failure` if it
+        dies.
+        """
         loop = asyncio.get_running_loop()
 
         def hand_out(outputs: list[Output]) -> None:
@@ -95,7 +97,7 @@ class FrontEnd:
         return texts
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this request's outputs any more."""
+        """Drop this request's outputs, which no client waits for any more."""
         del self._queues[number]
 
 
@@ -125,13 +127,13 @@ class Texts:
         return sum(len(text.token_ids) for text in self.made.values())
 
     def prompt_tokens_of(self, number: int) -> list[Sampled]:
-        """The prompt's tokens, with their log probabilities as far as asked for."""
+        """Return the prompt's tokens, with the requested log probabilities."""
         prompt = self.prompts[number]
         told = self.prompt_logprobs.get(number) or [()] * len(prompt)
         return [Sampled(token, logprobs) for token, logprobs in zip(prompt, told, strict=True)]
 
     async def next(self) -> Delta | None:
-        """What comes next, of whichever text; None when all have ended. Raises EngineError."""
+        """Return the next part of any of the texts, or None when all have ended. Raises EngineError."""
         if len(self.reasons) == len(self.made):
             return None
         output = await self.outputs.get()
@@ -155,7 +157,7 @@ class Texts:
         return Delta(list(self.made).index(number), new, output.sampled, reason, text.stop_reason)
 
     def close(self, *, client_gone: bool) -> None:
-        """Wait no longer. Texts that have not ended are ended, and the engine is told if it is because nobody waits."""
+        """Wait no longer. Texts that have not ended are ended, and the engine learns whether their client has gone."""
         core = self._front_end.core
         for number in self.made:
             self._front_end.forget(number)

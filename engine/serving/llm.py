@@ -36,24 +36,25 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str
     logprobs: list[dict[int, Logprob]] | None = None
-    """At each place, by token id: the chosen token's, and those of the likeliest; None unless asked for."""
+    """At each place, by token id: the chosen token's, and those of the likeliest (None unless requested)."""
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What became of one prompt."""
+    """The result of one prompt."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """Of each token of the prompt, by token id: its own, and those of the likeliest; None of the first, which nothing
-    precedes. None unless asked for."""
+    """Log probabilities of each token of the prompt, by token id: its own, and those of the likeliest, or None for the
+    first, which nothing precedes. None unless asked for.
+    """
 
 
 class LLM:
-    """An engine for offline use. `settings` are EngineConfig's fields; `stream` is where it says its events, if at all.
+    """An engine for offline use. `settings` are EngineConfig's fields. `stream` is the endpoint of its events, if any.
 
     Raises ValueError for settings that are none, or do not fit each other or the model.
     """
@@ -84,10 +85,10 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """The outputs, in the order of the prompts. A prompt is a text or a list of token ids.
+        """Return the outputs, in the order of the prompts. A prompt is a text or a list of token ids.
 
         sampling_params: for all prompts, or one for each. Raises ValueError for a prompt that the model cannot take or
-        the pool cannot hold, before any has run; RuntimeError if the engine fails.
+        the pool cannot hold, before any has run, and RuntimeError if the engine fails.
         """
         wanted = _as_list(prompts)
         given = sampling_params or SamplingParams()

@@ -1,8 +1,9 @@
-"""What clients send and get, in OpenAI's words: https://platform.openai.com/docs/api-reference.
+"""Requests and responses, in OpenAI's words: https://platform.openai.com/docs/api-reference.
 
 Unknown fields are ignored and logged once each, as vLLM does: clients send `metadata`, `store` and the like. A field
-that is known, not served, and would change the answer is refused unless it has the value that asks for nothing. What
-constrains the output (`structured_outputs`, `response_format`) has no unknown fields: it could not be kept to.
+that is known, not served, and would change the answer is refused unless it has the value that asks for nothing. Fields
+that constrain the output (`structured_outputs`, `response_format`) accept no unknown fields: the engine could not
+honour them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_STOPS: Final = 16
 MAX_NUMBER: Final = (1 << 53) - 1
-"""What JSON's readers agree on, and well within what an event carries."""
+"""The largest number that JSON's readers agree on, well within an event's range."""
 MAX_BIAS: Final = 100.0
 """OpenAI's limit of a logit_bias, either way."""
 LEAST_LOGPROB: Final = -9_999.0
@@ -44,7 +45,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class BadRequest(ValueError):
-    """The request cannot be served as it is; `param` is the field to blame, if one is."""
+    """The request cannot be served in this form. `param` is the field to blame, if one is."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
@@ -54,7 +55,7 @@ class BadRequest(ValueError):
 
 
 class StreamOptions(msgspec.Struct):
-    """include_usage: one more chunk at the end, with the token counts; continuous_usage_stats: in every chunk too."""
+    """include_usage: one more chunk at the end, with the token counts. continuous_usage_stats: in every chunk too."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -97,7 +98,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What both ways to ask have in common. null is a field left out."""
+    """The shared fields of both kinds of requests. null is a field left out."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -127,7 +128,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     use_beam_search: bool | None = None
 
     def check(self, served_model_name: str) -> None:
-        """Raises BadRequest for what is understood and cannot be served."""
+        """Raise BadRequest for a valid request that cannot be served."""
         if self.model and self.model != served_model_name:
             raise BadRequest(
                 f"the model {self.model!r} is not served here; {served_model_name!r} is",
@@ -161,11 +162,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
                 raise BadRequest(f"logit_bias holds {bias}, and may hold -{MAX_BIAS:g} to {MAX_BIAS:g}", "logit_bias")
 
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are to be told at each place, as SamplingParams has it."""
+        """How many of the likeliest tokens to report at each place, as SamplingParams has it."""
         raise NotImplementedError
 
     def num_prompt_logprobs(self) -> int | None:
-        """The same of the prompt's tokens."""
+        """Return the same for the prompt's tokens."""
         return self.prompt_logprobs
 
     def num_tokens(self, default: int) -> int:
@@ -173,7 +174,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return default if self.max_tokens is None else self.max_tokens
 
     def structure(self) -> StructuredOutputs | None:
-        """What the output is to be, by whichever field asks for it. Raises BadRequest."""
+        """Return the structure of the output, by whichever field gives it. Raises BadRequest."""
         if self.response_format is not None and self.structured_outputs is not None:
             raise BadRequest("response_format and structured_outputs are two ways to ask: leave one out")
         for name in ("response_format", "structured_outputs"):
@@ -232,7 +233,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return self.logprobs
 
     def num_prompt_logprobs(self) -> int | None:
-        """As given; with `echo`, as many as of the output, since the prompt is part of it."""
+        """Return it as given, or with `echo` as many as for the output, since the prompt is part of it."""
         return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
@@ -245,14 +246,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return 1 if self.echoes_only else super().num_tokens(default)
 
     def prompt_texts(self, prompts: list[list[int]], decode: Callable[[list[int]], str]) -> list[str]:
-        """The texts of the prompts, those that were given as token ids by `decode`."""
+        """Return the texts of the prompts, those that were given as token ids by `decode`."""
         given = (
             [self.prompt] if isinstance(self.prompt, str) else [item for item in self.prompt if isinstance(item, str)]
         )
         return given or [decode(prompt) for prompt in prompts]
 
     def prompts(self, encode: Callable[[str], list[int]]) -> list[list[int]]:
-        """The token ids of each prompt, texts by `encode`. Raises BadRequest if they are mixed or there is none."""
+        """Return the token ids of each prompt, texts by `encode`. Raises BadRequest if they are mixed or there is
+        none.
+        """
         given = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         if given and all(isinstance(item, int) for item in given):
             return [[item for item in given if isinstance(item, int)]]
@@ -309,7 +312,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompt(self, encode: Callable[[list[ChatMessage]], list[int]]) -> list[int]:
-        """The token ids up to where the answer begins, by `encode`. Raises BadRequest."""
+        """Return the token ids up to where the answer begins, by `encode`. Raises BadRequest."""
         if not self.messages:
             raise BadRequest("messages is empty: send at least one", "messages")
         if self.max_completion_tokens is not None:
@@ -333,7 +336,7 @@ class TokenizeRequest(msgspec.Struct):
     def token_ids(
         self, encode: Callable[[str], list[int]], encode_chat: Callable[[list[ChatMessage]], list[int]]
     ) -> list[int]:
-        """The ids. Raises BadRequest."""
+        """Return the ids. Raises BadRequest."""
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("exactly one of prompt and messages must be given", "prompt")
         if self.prompt is not None:
@@ -354,9 +357,10 @@ class DetokenizeRequest(msgspec.Struct):
 
 
 def completion_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled], offset: int) -> dict[str, Any]:
-    """The four lists of /v1/completions, a place each. `offset`: where, in the texts of all tokens, the first begins.
+    """Return the four lists of /v1/completions, a place each. `offset`: where, in the texts of all tokens, the first
+    begins.
 
-    The likeliest are named by their texts; of tokens with one text, only the likeliest is there. A prompt's first token
+    The likeliest are named by their texts. Of tokens with one text, only the likeliest is there. A prompt's first token
     has no logprob.
     """
     texts = [tokenizer.decode([one.token_id]) for one in sampled]
@@ -373,12 +377,14 @@ def completion_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled], offset
 
 
 def json_logprob(logprob: Logprob) -> float:
-    """The logprob as vLLM sends it: JSON has no infinity."""
+    """Return the logprob as vLLM sends it: JSON has no infinity."""
     return max(logprob.logprob, LEAST_LOGPROB)
 
 
 def prompt_logprobs_body(tokenizer: Tokenizer, told: PromptLogprobs) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: by token id, a prompt token's own and the likeliest; null for the first token."""
+    """Return vLLM's `prompt_logprobs`: by token id, a prompt token's own and the likeliest, or null for the first
+    token.
+    """
     return [
         {
             str(each.token_id): {
@@ -394,7 +400,7 @@ def prompt_logprobs_body(tokenizer: Tokenizer, told: PromptLogprobs) -> list[dic
 
 
 def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str, Any]:
-    """The content's tokens of /v1/chat/completions, each with the likeliest at its place."""
+    """Return the content's tokens of /v1/chat/completions, each with the likeliest at its place."""
 
     def entry(logprob: Logprob) -> dict[str, Any]:
         text = tokenizer.decode([logprob.token_id])
@@ -419,7 +425,7 @@ _FIELD: Final = re.compile(r"field `(.+?)`")
 
 
 def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
-    """The request in `body`. Raises BadRequest, naming the field."""
+    """Return the request in `body`. Raises BadRequest, naming the field."""
     try:
         request = _REQUEST_DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
@@ -445,13 +451,13 @@ def _log_ignored(kind: type[RequestT], body: bytes) -> None:
 
 
 def error_body(message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Return an error as OpenAI's clients read it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """The token counts of a request, or of all of its prompts."""
+    """Return the token counts of a request, or of all of its prompts."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

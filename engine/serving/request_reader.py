@@ -18,7 +18,7 @@ from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.engine.serving.openai_protocol import BadRequest, ChatMessage, GenerationRequest
 
 READER_THREADS: Final = 2
-"""Bodies that are parsed and tokenized at once; the others wait."""
+"""Bodies that are parsed and tokenized at once, while the others wait."""
 ReadT = TypeVar("ReadT")
 
 

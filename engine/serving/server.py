@@ -1,7 +1,7 @@
 """The engine over HTTP: OpenAI's completions and chats, /v1/models, /health, /metrics.
 
-A client that goes away frees its request at once, whether it had asked for a stream or not: while a request is served
-its connection is watched, and when it closes the engine is told, and says so to the event stream.
+A client that goes away frees its request at once, with or without a stream: its connection is watched during the
+request, and when it closes, the engine ends the request and reports it to the event stream.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STATS_S: Final = 10.0
 MAX_TEXTS: Final = 2_048
 """Prompts times n of one request."""
 DEFAULT_MAX_TOKENS: Final = 16
-"""OpenAI's default for completions; a chat may go on to the model's end."""
+"""OpenAI's default for completions. A chat may go on to the model's end."""
 ENGINE_LIMITS: Final = ServerLimits(
     body_bytes=limits.ENGINE_BODY_BYTES,
     connections=limits.ENGINE_CONNECTIONS,
@@ -68,7 +68,7 @@ REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def create_engine_app(core: EngineCore, engine: str, stop: Callable[[], None]) -> Starlette:
-    """The app that serves `core`, which runs while the app does. `engine`: its id. `stop`: end the process."""
+    """Return the app that serves `core`, which runs while the app does. `engine`: its id. `stop`: end the process."""
     server = Server(core, engine)
 
     @contextlib.asynccontextmanager
@@ -147,7 +147,7 @@ class Server:
         return self._checked(asked, [prompt], max(1, self.core.max_model_len - len(prompt)))
 
     def _checked(self, asked: GenerationRequest, prompts: list[list[int]], default_max_tokens: int) -> ReadRequest:
-        """The request as the engine takes it. Raises BadRequest and Refused."""
+        """Return the request as the engine takes it. Raises BadRequest and Refused."""
         params = asked.sampling(default_max_tokens)
         if len(prompts) * params.n > MAX_TEXTS:
             raise BadRequest(
@@ -205,7 +205,7 @@ class Server:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _request: Request) -> Response:
-        """GET /health: idle or serving, with 200; stalled or dead, with 503 and what is known of why."""
+        """Answer GET /health: idle or serving, with 200. Stalled or dead, with 503 and the known reason."""
         core, now = self.core, self.core.clock.monotonic_ns()
         watchdog = core.watchdog
         if core.failure:
@@ -269,21 +269,21 @@ class Generated(NamedTuple):
 
 
 class _Form(ABC):
-    """How an answer looks: a choice as a whole and as a piece. `tokenizer`: to name the tokens that are told."""
+    """How an answer looks: a choice as a whole and as a piece. `tokenizer`: to name the reported tokens."""
 
     whole_name: str
     piece_name: str
     prompt_is_of_choice: ClassVar[bool] = True
     """Whether each choice may be of another prompt."""
     first: ClassVar[dict[str, Any] | None] = None
-    """What a stream begins with, if with anything."""
+    """The first chunk of a stream, if any."""
 
     def __init__(self, read: ReadRequest, tokenizer: Tokenizer) -> None:
         self.read = read
         self.tokenizer = tokenizer
 
     def generated(self, _texts: Texts, _index: int, delta: Generated) -> Generated:
-        """What is told of what was generated of the choice `index`: a piece, or all."""
+        """Return the body for a generated part of the choice `index`: a piece, or all."""
         return delta
 
     @abstractmethod
@@ -321,7 +321,7 @@ class _Completion(_Form):
         self._echoed: set[int] = set()
 
     def generated(self, texts: Texts, index: int, delta: Generated) -> Generated:
-        """With `echo`, after the prompt; or the prompt alone."""
+        """Return it after the prompt with `echo`, or the prompt alone."""
         read = self.read
         if not read.echoed:
             return delta
@@ -362,7 +362,7 @@ class _Chat(_Form):
 
 
 class GenerationResponse(Response):
-    """Sends what `work` sends, for as long as the client is there; then the texts are closed."""
+    """Sends the chunks of `work`, for as long as the client is there, and then closes the texts."""
 
     def __init__(self, texts: Texts, work: Callable[[Send], Awaitable[None]]) -> None:
         super().__init__()
@@ -465,7 +465,7 @@ def _json_response(body: object) -> Response:
 
 
 def _request_id(request: Request) -> str:
-    """The client's X-Request-Id, or a new one. Raises BadRequest for one that cannot stand in a log line."""
+    """Return the client's X-Request-Id, or a new one. Raises BadRequest for one that cannot stand in a log line."""
     given = request.headers.get("x-request-id")
     if given is None:
         return uuid.uuid4().hex

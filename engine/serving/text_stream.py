@@ -23,9 +23,9 @@ DEFAULT_PARAMS: Final = SamplingParams()
 class TextStream:
     """The text of one request's tokens as they come, up to what ends it by `params`.
 
-    A stop string is not part of it unless include_stop_str_in_output, and counts only beyond min_tokens; of several,
-    the one that is complete first ends the text, as in vLLM. What could still change is kept back: bytes that are not
-    yet a character, and what may be a stop string's beginning.
+    A stop string is not part of it unless include_stop_str_in_output, and counts only beyond min_tokens. Among several,
+    the one that is complete first ends the text, as in vLLM. Text that could still change is kept back: bytes that are
+    not yet a character, and a possible beginning of a stop string.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams = DEFAULT_PARAMS) -> None:
@@ -44,7 +44,9 @@ class TextStream:
         self._sent = 0
 
     def add(self, token_ids: Sequence[int], status: Status | None = None) -> str:
-        """Take more tokens in; the text that is now certain. `status`: how the engine ended it. Sets `stopped`."""
+        """Take more tokens in. Return the text that is now certain. `status`: how the engine ended it. Sets
+        `stopped`.
+        """
         last, params = status is not None, self._params
         known, counted = len(self.text), len(self.token_ids)
         self.token_ids += token_ids

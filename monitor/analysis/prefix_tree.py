@@ -48,7 +48,7 @@ class PrefixNode(msgspec.Struct, frozen=True):
     references   how many times requests have it now; `holders` names the first of them
     hits         how often it was found in the cache, as far as the events are kept
     age_s        since it was computed; None where that is longer ago than events are kept
-    idle_s       for how long nobody has had it; None while somebody has
+    idle_s       for how long no request has had it, None while one has
     """
 
     id: str

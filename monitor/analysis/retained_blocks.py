@@ -55,7 +55,7 @@ class IdleFloorView(msgspec.Struct, frozen=True):
 class RetainedBlocksView(msgspec.Struct, frozen=True):
     """The fate of the blocks that were allocated in a window. `held`: not free by its end, the oldest first.
 
-    allocated    times that a block was handed out, or taken over from the prefix cache with nobody having it
+    allocated    times that a block was handed out, or taken over from the prefix cache without an owner
     freed        of these, given back within the window; `lifetimes` says after how long
     warm         of these, given back, and kept for their prefix alone at the end: a cache, not a leak
     is_whole     whether all events of the window are still kept, and none was lost

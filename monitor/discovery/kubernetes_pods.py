@@ -2,8 +2,8 @@
 
 Needs the verb `list` on `pods` in the namespace. Annotations name what to read of a pod:
 
-    kvscope.io/events the port of the event stream. Without it, the metrics page is read kvscope.io/port the port of the
-metrics page (default: `port` of the configuration)
+    kvscope.io/events   the port of the event stream; without it, the metrics page is read
+    kvscope.io/port     the port of the metrics page (default: `port` of the configuration)
 """
 
 from __future__ import annotations

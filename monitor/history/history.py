@@ -407,7 +407,7 @@ class History:
         return []
 
     def _remember(self, engine: str, asked: str, end: _Place, ledger: EngineLedger, whole: bool) -> None:
-        """A query for one time usually precedes a query for a later one."""
+        """Keep the ledger of one query, which usually precedes a query for a later time."""
         cut = sound_keyframe_of(ledger) if whole else None
         with self._lock:
             self._ledgers[engine, asked] = end, ledger

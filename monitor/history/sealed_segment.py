@@ -1,7 +1,7 @@
-"""A closed segment: a journal's file turned into tables that take an eighth of its room and can be asked in SQL.
+"""A closed segment: a journal's file turned into tables that take an eighth of its room and support SQL.
 
-    events.parquet      an event a row, as it was said: its arguments and ids are lists
-    frames.parquet      a frame a row, in order: what a batch says of itself; a keyframe's place among them
+    events.parquet      an event a row, as it was sent: its arguments and ids are lists
+    frames.parquet      a frame a row, in order: the header of a batch, and the places of keyframes
     keyframes.parquet   the keyframes, packed
     points.parquet      the points of the ledger
     notes.parquet       samples and facts, packed

@@ -1,7 +1,7 @@
 """Where history lies: an engine's segments, the open ones journals and the closed ones Parquet.
 
-    DATA/history/ENGINE/EPOCH-SEQUENCE.kvj open: as kvscope.monitor.events.journal writes it
-DATA/history/ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO/*.parquet closed: see columns.py. FROM and TO are wall ns
+    DATA/history/ENGINE/EPOCH-SEQUENCE.kvj                          open: as kvscope.monitor.events.journal writes it
+    DATA/history/ENGINE/DAY/EPOCH-SEQUENCE-FROM-TO/*.parquet        closed: see columns.py; FROM and TO are wall ns
 
 A directory appears under a closed segment's name only when all in it is written. Then its journal goes. If both are
 there, a crash came between the two, and the journal counts no more. A plain recording is a directory of open segments.

@@ -1,10 +1,13 @@
 """The incident lab: every fault of kvscope's own engine, injected in virtual time and judged like a stream.
 
-load.py        clients, and what they do
-life.py        an engine as its judge sees it: whom an incident strikes, and since when
-scenarios/     the table: which fault, on which engine, under which load, for how long
-run.py         one run: the engine's life, its events as bytes, what the monitor found in them, and the verdict
-report.py      many runs, and the figures over them
+client_load.py     clients, and their requests
+simulated_run.py   an engine as its judge sees it: the affected requests, and the beginning of the incident
+scenarios/         the table: which fault, on which engine, under which load, for how long
+lab_run.py         one run: the engine in virtual time, its events as bytes, the monitor's findings, and the verdict
+lab_report.py      many runs, and their results
+trial.py           one drawn engine and load, judged by the truth (truth/, trial_batch.py: many of them)
+accuracy.py        the results of trials: recall, precision, time to finding
+on_vllm/           the same with vLLM's own scheduler
 
 The only room of the monitor that imports the engine: it needs a checkout.
 """

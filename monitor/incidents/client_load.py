@@ -26,13 +26,13 @@ class Clients:
     """Clients of one kind, each named `name-N`. They come at `times`, or `rate` a second as a Poisson process, or they
     are `at_once`, and each asks again `pause_s` after its answer. They come from `since_s` until `until_s`.
 
-    prompt, output: tokens, from least to most; the output is as long as it is asked to be. prefixes: how many
-    beginnings of `prefix` tokens a `family` has; each prompt has one of them before its own tokens. leave: the share
-    that goes away before the end of its answer. leave_fetching: all go away as soon as KV is fetched for them.
-    patience_s: how long a client waits for its whole answer. lingers_s: it reads so slowly that its connection ends
-    so long after the answer. priority: from least to most, drawn. regex: what the output is to match. context: above 0,
-    the clients are agents: each prompt is all of the conversation so far and new tokens, until it has that many tokens,
-    when the agent begins a new one.
+    prompt, output: tokens, from least to most, where the output is as long as requested. prefixes: how many beginnings
+    of `prefix` tokens a `family` has, one of which each prompt has before its own tokens. leave: the share that goes
+    away before the end of its answer. leave_fetching: all go away as soon as KV is fetched for them. patience_s: how
+    long a client waits for its whole answer. lingers_s: it reads so slowly that its connection ends this long after the
+    answer. priority: from least to most, drawn. regex: the pattern of the output. context: above 0, the clients are
+    agents: each prompt is all of the conversation so far and new tokens, until it has that many tokens, when the agent
+    begins a new one.
     """
 
     name: str = "r"

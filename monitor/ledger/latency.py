@@ -17,7 +17,7 @@ SERVED: Final = frozenset((Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPE
 class Latencies:
     """Latencies of the requests that ended in one way, since reading began.
 
-    queue         from arrival until first let in, or until the end of one that never was
+    queue         from arrival until first admitted, or until the end without an admission
     first_token   from arrival until the first token of output
     per_token     between two tokens of output, on average over the request
     """

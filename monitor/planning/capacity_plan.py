@@ -1,8 +1,8 @@
 """`monitor plan`: how large the KV pool is, how many requests it holds at once, and which settings follow.
 
 requested   = device memory * gpu_memory_utilization
-KV          = requested - weights - everything else       (or --kv-cache-memory-bytes as it is)
-blocks      = KV / bytes per block, rounded down; one of them is never handed out
+KV          = requested - weights - everything else       (or --kv-cache-memory-bytes itself)
+blocks      = KV / bytes per block, rounded down, one of which is never allocated
 at once     = usable blocks / blocks of one request, rounded down
 """
 
@@ -28,7 +28,7 @@ from kvscope.monitor.planning.plan_types import (
 from kvscope.monitor.planning.setting_advice import SizedPool, advised_settings
 
 GROUP_AWARE_SINCE: Final = (0, 20)
-"""Since then vLLM's `KV cache size` in tokens counts every group; before, it was too low for several groups."""
+"""Since then vLLM's `KV cache size` in tokens counts every group. Before, it was too low for several groups."""
 SHORTEST_CHARTED: Final = 256
 """Tokens: concurrency over length is charted from here on, in doublings."""
 
@@ -160,7 +160,7 @@ def check_load(demand: ExpectedLoad) -> None:
 
 
 def _kv_bytes(budget: MemoryBudget) -> tuple[int, list[str]]:
-    """The bytes for KV, and what was taken for granted."""
+    """Return the bytes for KV, and the assumptions."""
     if budget.kv is not None:
         return budget.kv, []
     if budget.device is None or budget.weights is None:

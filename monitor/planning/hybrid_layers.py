@@ -19,7 +19,7 @@ def _every_nth(period: int, at: int, one: str, others: str) -> Callable[[int], s
 
 
 def _alternating(text: Text, default: int) -> Callable[[int], str]:
-    """The last of each `sliding_window_pattern` layers has full attention."""
+    """Return a function of the layer: the last of each `sliding_window_pattern` layers has full attention."""
     period = text.get("sliding_window_pattern") or default
     return _every_nth(period, period - 1, "full_attention", "sliding_attention")
 
@@ -93,7 +93,7 @@ BY_FAMILY: Final[dict[str, Callable[[Text], Callable[[int], str]]]] = {
 
 
 def hybrid_kinds(text: Text, count: int) -> list[str] | None:
-    """Return each layer's kind, by the configuration's own list or by its family; None if neither says it.
+    """Return each layer's kind, by the configuration's own list or by its family, or None if neither gives it.
 
     Kinds: full_attention, sliding_attention, chunked_attention, mamba1, mamba (Mamba-2), conv, linear_attention,
     attention_and_state, none. Raises BadQuestion for a list that is too short.

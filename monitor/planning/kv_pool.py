@@ -52,7 +52,7 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     reach: int = 0
     state_blocks: int = 0
-    """Of a state: how many a request has; 0: one for each block of its tokens."""
+    """For a state, how many a request has (0: one for each block of its tokens)."""
 
     def blocks_of(self, tokens: int, in_flight: int) -> int:
         """Return the most blocks that a request of so many tokens has at once.
@@ -88,7 +88,7 @@ class KvPool(msgspec.Struct, frozen=True, kw_only=True):
         return sum(prefix // group.block_size for group in self.groups if group.kind == CacheKind.FULL)
 
     def longest(self, blocks: int, limit: int) -> int:
-        """Return the tokens of the longest request, up to `limit`, that so many blocks hold; 0 if none fits."""
+        """Return the tokens of the longest request, up to `limit`, that this many blocks hold, or 0 if none fits."""
         if blocks < self.blocks_of(1):
             return 0
         low, high = 1, limit

@@ -1,4 +1,4 @@
-"""What each layer of a model keeps for a request, and its size in bytes.
+"""The cache of each layer of a model for a request, and its size in bytes.
 
 Sources: vLLM's KV-cache specifications (vllm/v1/kv_cache_interface.py and layers/mamba/mamba_utils.py in 0.18, 0.32 and
 0.33), with which tests/planning compares every size.

@@ -26,7 +26,7 @@ KV_HEAD_FIELDS: Final = (
 HIDDEN_SIZE_FIELDS: Final = ("hidden_size", "n_embd", "d_model")
 LENGTH_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 DTYPE_BYTES: Final = {"float32": 2, "float16": 2, "bfloat16": 2, "half": 2, "float": 2}
-"""By the model's dtype. vLLM serves a float32 model in 16 bits unless `--dtype` says otherwise."""
+"""By the model's dtype. vLLM serves a float32 model in 16 bits unless `--dtype` sets another."""
 KV_DTYPE_BYTES: Final = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 WITHOUT_LATENT: Final = frozenset({"minicpm3"})
 """Families with a latent rank whose attention vLLM runs on whole keys and values."""
@@ -56,11 +56,11 @@ PLAIN: Final = frozenset(
     }
     | {"mpt", "olmo", "olmo2", "opt", "phi", "qwen2_moe", "qwen3", "qwen3_moe", "stablelm", "starcoder2"}
 )
-"""Families all of whose layers have full attention, with no field that says otherwise."""
+"""Families all of whose layers have full attention, with no field to the contrary."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model keeps for a request. max_model_len: 0 where the configuration does not say it."""
+    """The cache needs of a model for a request. max_model_len: 0 where the configuration does not give it."""
 
     family: str
     layers: tuple[LayerCache, ...]
@@ -68,11 +68,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     is_hybrid: bool = False
     is_latent: bool = False
     assumed: tuple[str, ...] = ()
-    """What the configuration does not say, and was taken for granted."""
+    """Assumptions about fields that the configuration lacks."""
 
 
 class UnknownShape(BadQuestion):
-    """The configuration does not say what the model keeps. The message names the field, or the family."""
+    """The configuration does not determine what the model keeps. The message names the field, or the family."""
 
 
 def shape_of(config: Mapping[str, Any], kv_dtype: str = "auto", tensor_parallel: int = 1) -> ModelShape:
@@ -144,7 +144,7 @@ def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _attention_cache(
     text: Mapping[str, Any], latent: bool, kv_item: int, tensor_parallel: int
 ) -> tuple[LayerCache, int]:
-    """The cache of a layer with full attention, and the sliding window of those that have one."""
+    """Return the cache of a layer with full attention, and the sliding window of those that have one."""
     window = text.get("sliding_window")
     reach = window if isinstance(window, int) and window > 0 else 0
     if latent:
@@ -180,7 +180,9 @@ def _item_bytes(text: Mapping[str, Any]) -> int:
 
 
 def _positive_field(text: Mapping[str, Any], names: Iterable[str], what: str, default: int | None = None) -> int:
-    """The first of these fields that is there. Raises UnknownShape if it is no positive integer, or there is none."""
+    """Return the first of these fields that is there. Raises UnknownShape if it is no positive integer, or there is
+    none.
+    """
     for name in names:
         value = text.get(name)
         if value is None or (default is not None and value == 0):

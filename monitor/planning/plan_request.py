@@ -1,7 +1,7 @@
 """A plan from what is asked, what was measured on a running engine, and what is assumed: one function for all callers.
 
-`monitor plan`, the HTTP API and the page fill a `PlanRequest`. An input that is not given is taken from the running
-engine, then from the model, then assumed; the plan lists each with its origin.
+`monitor plan`, the HTTP API and the page fill a `PlanRequest`. An input that is not given comes from the running
+engine, then from the model, then from an assumption. The plan lists each with its origin.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZE_INPUTS: Final = ("device_memory", "weights", "other", "kv_cache_memory")
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. Sizes in bytes, lengths in tokens; None: not given."""
+    """The inputs of a plan. Sizes in bytes, lengths in tokens (None: not given)."""
 
     model: str = ""
     layers: int | None = None
@@ -237,7 +237,7 @@ def _budget(request: PlanRequest, model: KnownModel | None) -> MemoryBudget:
 
 
 def _plan_running(request: PlanRequest, running: RunningPool, demand: ExpectedLoad) -> CapacityPlan:
-    """The plan of the engine's own pool, or of as many of its blocks as --kv-cache-memory holds."""
+    """Return the plan of the engine's own pool, or of as many of its blocks as --kv-cache-memory holds."""
     blocks, kv_bytes = running.blocks, running.kv_bytes
     if request.kv_cache_memory is not None:
         if not running.pool.bytes_per_block:
@@ -319,5 +319,5 @@ def _origin(
 
 
 def _first_given(*values: int | None) -> int:
-    """The first that is given and not 0."""
+    """Return the first that is given and not 0."""
     return next((value for value in values if value), 0)

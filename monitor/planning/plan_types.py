@@ -1,4 +1,4 @@
-"""What a plan is made from, and the plan itself: sizes in bytes, lengths in tokens."""
+"""The inputs of a plan, and the plan itself: sizes in bytes, lengths in tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 GIB_BYTES: Final = 1 << 30
 OTHER_BYTES: Final = 2 * GIB_BYTES
-"""Taken for activations, graphs and libraries where nothing was measured; the plan says so."""
+"""The default for activations, graphs and libraries where nothing was measured. The plan marks it."""
 MAX_TOKENS: Final = 1 << 30
 InputOrigin = Literal["given", "measured", "model", "assumed"]
 
@@ -73,13 +73,13 @@ class PlannedGroup(msgspec.Struct, frozen=True):
     groups: int
     """So many alike."""
     layers: int
-    """Of the largest of them."""
+    """Layers of the largest of them."""
     block_size: int
     blocks_at_full_length: int
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for one rank. Sizes in bytes; lengths in tokens. Null: not asked for, or not known.
+    """The plan for one rank. Sizes in bytes, lengths in tokens. Null: not asked for, or not known.
 
     requests_by_length: how many requests of a length the pool holds at once. inputs: each with its origin.
     """

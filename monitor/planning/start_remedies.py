@@ -4,7 +4,7 @@
     8-bit KV        = twice that length, where keys and values had 16 bits
     share           = (requested + missing) / device
 
-A sentence is left out where the text lacks a number for it; the last one names that number and the flag of `monitor
+A sentence is left out where the text lacks a number for it. The last one names that number and the flag of `monitor
 plan` that takes it.
 """
 

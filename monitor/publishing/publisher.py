@@ -3,9 +3,9 @@
 It publishes on a PUB socket, `[engine id, frame]` a message, and answers on a ROUTER socket. A question there is a
 msgpack array, and the answer a header (Replay, as a msgpack map) with frames after it:
 
-    ["keyframe"] the state of the last second: `source` keyframe, one frame ["since", epoch, sequence] batches from that
-one on: `source` ring or journal, or keyframe if neither has them any more. `more` if asking again from `last` + 1
-brings more
+    ["keyframe"]                 the state of the last second: `source` keyframe, one frame
+    ["since", epoch, sequence]   batches from that one on: `source` ring or journal, or keyframe if neither has them
+                                 any more; `more` if asking again from `last` + 1 brings more
 
 kvscope.monitor.publishing.replay_server bounds what clients can ask. A slow subscriber has at most SUBSCRIBER_MESSAGES
 waiting, shared by all slow subscribers.

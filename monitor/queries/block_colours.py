@@ -15,14 +15,14 @@ from kvscope.monitor.schema import BlockColours, Colouring, ColourKey
 from kvscope.monitor.text import duration, timestamp
 
 MAX_COLOURED_OWNERS: Final = 14
-"""Owners, or prefixes, with a colour of their own; all others share one."""
+"""Owners, or prefixes, with a colour of their own. All others share one."""
 OTHER_OWNERS: Final = MAX_COLOURED_OWNERS + 1
 AGES_S: Final = (1, 10, 60, 600, 3600)
 REFERENCES: Final = (1, 2, 3, 5, 9)
 
 
 def by_owner(ledger: EngineLedger) -> BlockColours:
-    """The liveliest of each block's owners; those with the most blocks have colours of their own."""
+    """Return the most active owner of each block. The owners with the most blocks have colours of their own."""
     owners = liveliest(ledger)
     counts = Counter(owner for owner in owners if owner >= 0)
     ranked = [owner for owner, _ in counts.most_common(MAX_COLOURED_OWNERS)]
@@ -35,7 +35,7 @@ def by_owner(ledger: EngineLedger) -> BlockColours:
 
 
 def by_age(ledger: EngineLedger) -> BlockColours:
-    """For how long each has been in use, or idle with its hash; 0: free."""
+    """For how long each has been in use, or idle with its hash (0: free)."""
     state = ledger.state
     bounds = [ledger.now_ns - ledger.wall(1) + 1 - bound * 1_000_000_000 for bound in reversed(AGES_S)]
     values = bytes(
@@ -67,7 +67,7 @@ def by_prefix(ledger: EngineLedger, prefixes: Sequence[tuple[str, list[int]]]) -
 
 
 COLOURINGS: Final = {"owner": by_owner, "age": by_age, "references": by_references}
-"""Those that the ledger alone tells."""
+"""Colourings that need the ledger alone."""
 
 
 def _colours(

@@ -1,4 +1,4 @@
-"""What every block is, and why one is held."""
+"""The state of every block, and why one is held."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvscope.monitor.text import timestamp
 
 
 def block_map(ledger: EngineLedger) -> BlockMap:
-    """What every block is."""
+    """Return the state of every block."""
     return BlockMap(ledger.engine, timestamp(ledger.now_ns), ledger.state.total, bytes(_block_states(ledger)))
 
 
 def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> BlockDetail:
-    """One block, its story told from `batches`. Raises NotKnown."""
+    """Return one block, with its event history from `batches`. Raises NotKnown."""
     try:
         chains = because(ledger, block)
     except ValueError as error:
@@ -43,7 +43,7 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
 
 
 def _block_states(ledger: EngineLedger) -> bytearray:
-    """An index into BLOCK_STATES for each block."""
+    """Return an index into BLOCK_STATES for each block."""
     state = ledger.state
     _, cached, running, waiting, finished, reserved, unaccounted = range(7)
     states = bytearray(map(truth, state.hashes)).translate(bytes([0, cached]).ljust(256))
@@ -64,7 +64,9 @@ def _block_states(ledger: EngineLedger) -> bytearray:
 
 
 def liveliest(ledger: EngineLedger) -> list[int]:
-    """For each block the number of its liveliest owner: one that runs, else waits, else has ended; -1: nobody."""
+    """Return for each block the number of its most active owner: one that runs, or else waits, or else has ended (-1:
+    none).
+    """
     owners = [-1] * ledger.state.total
     for record in sorted(ledger.state.requests.values(), key=lambda r: (not r.is_finished, r.is_running)):
         for block in record.blocks:

@@ -1,4 +1,4 @@
-"""Two stretches of engines' lives compared: what got better, what got worse, which findings went and came."""
+"""Compares two windows of engines: what improved, what got worse, and which findings came and went."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from kvscope.monitor.schema import SCHEMA_VERSION, Diff, FindingRow, MetricChang
 
 THROUGHPUT: Final = ("tokens generated", "tokens computed", "requests served")
 SAME_WITHIN: Final = 0.05
-"""Of the larger: less is not worth a word, and two runs under the same load are not alike to the last token."""
+"""A share of the larger value: smaller differences do not count, since two runs under the same load never match
+exactly.
+"""
 
 
 def compare(before: WindowStats, after: WindowStats) -> Diff:
@@ -141,7 +143,7 @@ def _count_share(stretch: WindowStats, part: str, whole: str) -> float | None:
 
 
 def _quantile(values: Sequence[float], quantile: float) -> float | None:
-    """The least of them that as large a share of them is not above."""
+    """Return the least value that as large a share of them does not exceed."""
     return sorted(values)[ceil(quantile * len(values)) - 1] if values else None
 
 

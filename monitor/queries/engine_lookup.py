@@ -36,7 +36,7 @@ class EngineLookup:
         self._lock = lock
 
     def ledger(self, engine: str) -> EngineLedger:
-        """Return the ledger of an engine as it is now, or as it was last. Raises NotKnown."""
+        """Return the ledger of an engine in its current or last state. Raises NotKnown."""
         with self._lock:
             found = self._fleet.engines.get(engine)
         if found is None:
@@ -80,7 +80,7 @@ class EngineLookup:
             yield live, partial(self._past.batches, live, live)
 
     def time(self, live: EngineLedger, text: str) -> StreamTime:
-        """Return the time that `text` names; now if it is empty or later. Raises BadTime and NotKnown."""
+        """Return the time that `text` names, or now if it is empty or later. Raises BadTime and NotKnown."""
         named = parse_stream_time(text, live.now_ns) if text else StreamTime(live.now_ns)
         if named.position is not None:
             return named._replace(at_ns=self._past.ledger_at(live, named).now_ns)

@@ -33,14 +33,16 @@ NO_SETTINGS: Final = (
 
 
 def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
-    """By its stream where there is one, else by its figures; `findings` counts those that fire, by severity."""
+    """Return the view by its stream where there is one, or else by its metrics. `findings` counts those that fire, by
+    severity.
+    """
     if ledger.has_stream:
         return _stream_view(ledger, findings, ledger.tally.pace.slow)
     return _figures_view(ledger, findings, ledger.samples or [Sample(ledger.engine, "")], ledger.tally.pace.slow)
 
 
 def past_stream_view(ledger: EngineLedger, findings: dict[str, int], live: EngineLedger) -> EngineView:
-    """Return an engine as `ledger` has it, at a moment of the past. What was usual then is known to the live one."""
+    """Return an engine as `ledger` has it, at a moment of the past. Only the live ledger knows what was usual then."""
     slow = live.tally.pace.slow_at(ledger.state.now_ns) if live.epoch == ledger.epoch else None
     return _stream_view(ledger, findings, slow)
 
@@ -127,7 +129,7 @@ def _slow_view(slow: SlowClients | None, since_ns: int) -> SlowView | None:
 
 
 def _token_rates(ledger: EngineLedger) -> tuple[float | None, float | None]:
-    """Return tokens of output, and computed, per second over the last points; None while they are too few."""
+    """Return tokens of output, and computed, per second over the last points, or None while they are too few."""
     recent = [point for point in ledger.points if point.at_ns >= ledger.now_ns - RATE_OVER_NS]
     over_s = (recent[-1].at_ns - recent[0].at_ns) / 1e9 if len(recent) > 1 else 0.0
     if not over_s:

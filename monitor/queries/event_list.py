@@ -1,4 +1,4 @@
-"""What happened, event by event."""
+"""Events one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EventRow = tuple[Position, int, Run]
 
 
 def names_until(ledger: EngineLedger, batches: Sequence[Batch]) -> dict[int, str]:
-    """Request ids by number, of all that the ledger knows and that are named in what was heard since."""
+    """Return request ids by number, of all that the ledger knows and that later batches name."""
     names = request_names(ledger)
     for batch in batches:
         names.update(batch.texts)
@@ -54,7 +54,7 @@ def _number(names: Mapping[int, str], request: str) -> int | None:
 def events_between(
     batches: Sequence[Batch], names: Mapping[int, str], since: StreamTime, until: StreamTime, which: Wanted, most: int
 ) -> list[EventView]:
-    """The last `most` from `since` until just before `until`."""
+    """Return the last `most` from `since` until just before `until`."""
     found: list[EventRow] = []
     for rows in list_events(reversed([batch for batch in batches if since.at_ns <= batch.wall_ns]), which):
         found[:0] = [row for row in rows if _from(row, since) and not _from(row, until)]
@@ -66,7 +66,7 @@ def events_between(
 def events_around(
     batches: Sequence[Batch], names: Mapping[int, str], moment: StreamTime, which: Wanted, most: int
 ) -> list[EventView]:
-    """The half of `most` until the moment, itself among them, and as many after it."""
+    """Return the half of `most` until the moment, itself among them, and as many after it."""
     middle = bisect_right(batches, moment.at_ns, key=lambda batch: batch.wall_ns)
     if moment.position is not None:
         place = moment.position[:2]

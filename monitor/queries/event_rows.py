@@ -1,4 +1,4 @@
-"""A story, as it is shown."""
+"""An event history, formatted for display."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ FOREVER: Final = 1 << 62
 def findings_between(
     findings: Findings, state: FindingState | None, engine: str, from_ns: int, to_ns: int
 ) -> list[FindingReport]:
-    """Findings in a state (firing and resolved without one), of one engine if named, active in a window (wall ns)."""
+    """Return findings in a state (firing and resolved without one), of one engine if named, active in a window (wall
+    ns).
+    """
     found: list[Finding] = []
     if state in (None, "firing"):
         found += findings.firing() + findings.set_aside_since(to_ns)
@@ -30,7 +32,7 @@ def findings_between(
 
 
 def fired_between(findings: Findings, engine: str, from_ns: int, to_ns: int) -> list[FindingReport]:
-    """Findings of an engine that were active in a window (wall ns) and had fired by its end."""
+    """Return findings of an engine that were active in a window (wall ns) and had fired by its end."""
     return [
         finding.report()
         for finding in (

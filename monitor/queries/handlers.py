@@ -70,7 +70,7 @@ from kvscope.monitor.schema import (
 from kvscope.monitor.text import timestamp
 
 BLOCK_HISTORY_NS: Final = 600_000_000_000
-"""How much of a block's event history is read from disk. What is in memory is always included."""
+"""How much of a block's event history is read from disk. The history in memory is always included."""
 MARGIN_NS: Final = 30_000_000_000
 """The least that is shown of the time before and after a finding."""
 MAX_PAST_S: Final = 10_000_000_000
@@ -78,7 +78,7 @@ MAX_PAST_S: Final = 10_000_000_000
 MAX_FINDING_POINTS: Final = 600
 PACKED_WITHIN_NS: Final = 1_000_000_000
 MAX_FALL_WINDOW_S: Final = 60.0
-"""Of a longer window, this much around where usage fell furthest is analysed event by event."""
+"""Length of the part of a longer window, around the furthest fall of usage, that is analysed event by event."""
 MIN_DROP_WINDOW_S: Final = 1e-3
 MAX_DROP_WINDOW_S: Final = 86_400.0
 
@@ -113,7 +113,7 @@ class QueryHandlers(Query):
         return getattr(self, question.name)(**arguments)
 
     def snapshot(self, engine: str) -> Query:
-        """Return handlers for which the engine stays as it is now."""
+        """Return handlers for which the engine's state stays fixed."""
         with self._lock:
             live = self.fleet.engines.get(engine)
             if live is None:
@@ -151,7 +151,7 @@ class QueryHandlers(Query):
         return views
 
     def fleet_overview(self) -> FleetView:
-        """Every engine in a line; here all are this service's own."""
+        """Return every engine in a line. Here all are this service's own."""
         with self._lock:
             strips = {name: ledger_strip(ledger) for name, ledger in self.fleet.engines.items()}
             found = self.findings("firing")
@@ -182,7 +182,7 @@ class QueryHandlers(Query):
     def findings(
         self, state: FindingState | None = None, engine: str = "", since: str = "", until: str = ""
     ) -> list[FindingReport]:
-        """Findings, the most severe first, with their effects."""
+        """Return findings, the most severe first, with their effects."""
         from_ns = self._lookup.time_of_any(since)[0].at_ns if since else 0
         to_ns = self._lookup.time_of_any(until)[0].at_ns if until else FOREVER
         with self._lock:
@@ -224,7 +224,7 @@ class QueryHandlers(Query):
     def points(
         self, engine: str, seconds: float = 600.0, limit: int = 600, since: str = "", until: str = ""
     ) -> list[PointView]:
-        """The pool and the queues over time, evenly thinned."""
+        """Return the pool and the queues over time, evenly thinned."""
         if not abs(seconds) <= MAX_PAST_S:  # nor is it NaN
             raise BadQuestion(f"seconds is a number up to {MAX_PAST_S:,}")
         live = self._lookup.ledger(engine)
@@ -238,7 +238,7 @@ class QueryHandlers(Query):
         return point_views(self._past.points(live, since_ns, until_ns, limit), limit)
 
     def requests(self, engine: str, at: str = "") -> list[RequestView]:
-        """Requests that are active or hold blocks, then those that ended recently."""
+        """Return requests that are active or hold blocks, then those that ended recently."""
         with self._lookup.as_of(engine, at) as (ledger, _):
             return request_views(ledger)
 
@@ -251,7 +251,7 @@ class QueryHandlers(Query):
     def find_request(
         self, id: str, engine: str = "", since: str = "", until: str = "", limit: int = 50
     ) -> RequestSearch:
-        """Requests by a part of their id."""
+        """Return requests by a part of their id."""
         part = id.strip().lower()
         if not part:
             raise BadQuestion("name a part of the request's id")
@@ -277,7 +277,7 @@ class QueryHandlers(Query):
             return block_detail(ledger, id, batches(ledger.now_ns - BLOCK_HISTORY_NS))
 
     def block_map(self, engine: str, at: str = "") -> BlockMap:
-        """The state of every block."""
+        """Return the state of every block."""
         with self._lookup.as_of(engine, at) as (ledger, _):
             return block_map(ledger)
 
@@ -319,7 +319,7 @@ class QueryHandlers(Query):
         return events_between(batches, names, first, last if until else StreamTime(FOREVER), which, limit)
 
     def prefix_cache(self, engine: str, at: str = "") -> PrefixCacheView:
-        """The prefix cache as a forest, and its recent evictions."""
+        """Return the prefix cache as a forest, and its recent evictions."""
         live = self._lookup.streamed(engine)
         time = self._lookup.time(live, at)
         ledger = self._past.window(live, time.at_ns - WINDOW_NS, time)
@@ -347,7 +347,7 @@ class QueryHandlers(Query):
         return usage_drop(self._around(live, at_ns, window_s), at_ns, window_s)
 
     def explain(self, engine: str, since: str = "", until: str = "") -> ExplanationView:
-        """A summary of a window."""
+        """Return a summary of a window."""
         live = self._lookup.ledger(engine)
         first, last = self._lookup.window(live, since, until)
         if is_without_stream(live):
@@ -378,7 +378,7 @@ class QueryHandlers(Query):
         other_since: str = "",
         other_until: str = "",
     ) -> Diff:
-        """What improved and what regressed in a window."""
+        """Return the improvements and regressions in a window."""
         live = self._lookup.ledger(engine)
         against = live if other in ("", engine) else self._lookup.ledger(other)
         last_ns = self._lookup.time(live, until).at_ns
@@ -422,7 +422,7 @@ class QueryHandlers(Query):
     # ---------------------------------------------------------------- memory, history
 
     def memory(self, engine: str) -> MemoryView:
-        """The breakdown of the device's memory."""
+        """Return the breakdown of the device's memory."""
         with self._lookup.as_of(engine, "") as (ledger, _):
             return memory_view(ledger)
 
@@ -453,7 +453,7 @@ class QueryHandlers(Query):
         output_len: int | None = None,
         shared_prefix: int | None = None,
     ) -> CapacityPlan:
-        """The capacity plan of the engine, or of the model that is named, with the engine's load."""
+        """Return the capacity plan of the engine, or of the model that is named, with the engine's load."""
         request = PlanRequest(
             model=model,
             layers=layers,

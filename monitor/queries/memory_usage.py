@@ -1,4 +1,4 @@
-"""What a device's memory went to, and what a load asks of the pool."""
+"""The breakdown of a device's memory, and the demand of a load on the pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ PARTS = {
 
 
 def memory_view(ledger: EngineLedger) -> MemoryView:
-    """The bill, as the engine measured it last, by its event or its log. Raises NotKnown where it has not said one."""
+    """Return the breakdown as the engine measured it last, by its event or its log. Raises NotKnown where it has not
+    reported one.
+    """
     state = ledger.state
     known = measured(state.memory)
     shown = _device_parts(known)
@@ -43,7 +45,7 @@ def memory_view(ledger: EngineLedger) -> MemoryView:
 
 
 def _device_parts(known: dict[str, int]) -> dict[str, int]:
-    """The device by what it went to; they add up to its total, since what nothing was said about is a part too."""
+    """Return the device's memory by use. The parts add up to its total, since the unexplained rest is a part too."""
     if "device_total" not in known or "device_free" not in known:
         return {}
     named = {words: known[name] for name, words in PARTS.items() if name in known}
@@ -54,7 +56,7 @@ def _device_parts(known: dict[str, int]) -> dict[str, int]:
 
 
 def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
-    """What a log says, by the names of the event, and the parts."""
+    """Return the values of a log, by the names of the event, and the parts."""
     try:
         bill, _ = bill_of(ledger.facts.values())
     except NoBill:
@@ -73,7 +75,9 @@ def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, concurrency: int) -> CalculatorView:
-    """Raises BadQuestion for lengths that no request has, and NotKnown if the block size is not known."""
+    """Return the concurrency calculator. Raises BadQuestion for lengths that no request has, and NotKnown if the block
+    size is not known.
+    """
     if prompt_tokens < 1 or max_tokens < 1 or concurrency < 1:
         raise BadQuestion("prompt_tokens, max_tokens and concurrency are each 1 or more")
     if max(prompt_tokens, max_tokens, concurrency) > MAX_ASKED:

@@ -32,7 +32,7 @@ WINDOW_COUNTERS: Final[dict[str, Callable[[Sample], int | None]]] = {
     "looked_up_tokens": lambda sample: sample.prefix_queries,
     "hit_tokens": lambda sample: sample.prefix_hits,
 }
-"""What a window counts, by the names of WindowStats.counts. All are sums since the engine's start."""
+"""The counters of a window, by the names of WindowStats.counts. All are sums since the engine's start."""
 
 
 def waiting_by_reason(sample: Sample) -> dict[str, int]:
@@ -44,7 +44,7 @@ def waiting_by_reason(sample: Sample) -> dict[str, int]:
 
 
 def usable_blocks(ledger: EngineLedger) -> int | None:
-    """Return the blocks that requests can have, by the configuration on the page; None where it states none."""
+    """Return the blocks that requests can have, by the configuration on the page, or None where it states none."""
     try:
         return running_pool(ledger).blocks - RESERVED_NULL_BLOCKS
     except NotKnown:
@@ -69,7 +69,7 @@ def sample_points(ledger: EngineLedger, samples: Sequence[Sample], most: int) ->
 def _sample_point(
     sample: Sample, at_ns: int, usable: int | None, restarted: bool, recent: Sequence[Sample]
 ) -> PointView:
-    """Return one point; its latencies are of the requests that the recent samples count."""
+    """Return one point, with latencies of the requests that the recent samples count."""
     first_token, queue_time = sample_latency(recent)
     return PointView(
         at=timestamp(at_ns) or "",
@@ -92,7 +92,9 @@ def _sample_point(
 
 
 def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[FindingReport]) -> WindowStats:
-    """Return the statistics of a window by its samples, at least two. What the page does not expose is absent."""
+    """Return the statistics of a window by its samples, at least two. Values that the page does not expose are
+    absent.
+    """
     first, last = samples[0].at_ns or 0, samples[-1].at_ns or 0
     peak = max((sample for sample in samples if sample.usage is not None), key=lambda s: s.usage or 0.0, default=None)
     first_token, queue_time = sample_latency(samples[1:])
@@ -113,7 +115,7 @@ def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[Find
 
 
 def _grown(samples: Sequence[Sample], counter: Callable[[Sample], int | None]) -> int | None:
-    """By how much a counter grew in a window, restarts included; None where the page does not have it."""
+    """Return by how much a counter grew in a window, restarts included, or None where the page does not have it."""
     grown, known = 0, False
     for before, after in pairwise(samples):
         then, now = counter(before), counter(after)

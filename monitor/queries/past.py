@@ -1,4 +1,4 @@
-"""What was: from memory while the ledgers keep it, else from what history has on disk."""
+"""The past: from memory while the ledgers keep it, or else from history on disk."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from kvscope.monitor.schema import EpochView, GapView, HistoryView
 from kvscope.monitor.text import clock_time, timestamp
 
 MAX_PAST_LEDGERS: Final = 4
-"""Who looks at a moment asks several questions about it."""
+"""Bound of ledgers in memory: a user who inspects one time asks several queries about it."""
 MAX_WINDOW_BYTES: Final = 192 << 20
-"""Of batches: some millions of events, and three times what memory keeps."""
+"""Bound of batches: some millions of events, and three times what memory keeps."""
 SAMPLES_NS: Final = 3_600_000_000_000
-"""Of an engine without a stream, the figures of a moment come from so many of the samples before it."""
+"""For an engine without a stream, the range of samples that determine its state at one time."""
 MOST_BRANCHES: Final = 14
-"""Of the prefix cache, as many as the map of blocks has colours for."""
+"""Bound of branches of the prefix cache: as many as the map of blocks has colours for."""
 HEARD_WITHIN_NS: Final = 2_000_000_000
-"""An engine says something every second."""
+"""An engine sends something every second."""
 
 F = TypeVar("F", Batch, Frame)
 
 
 class ReceivedFrames(NamedTuple):
-    """What was heard of an engine: `frames`, to be folded into `ledger`, which is nobody else's. They begin before
-    `since_ns` (wall), and are all there from then on; of too many, they raise BadQuestion.
+    """Frames of an engine: `frames`, to be folded into `ledger`, which no other caller uses. They begin before
+    `since_ns` (wall), and are complete from then on. Iteration raises BadQuestion for too many.
     """
 
     ledger: EngineLedger
@@ -50,9 +50,9 @@ class ReceivedFrames(NamedTuple):
 
 
 class Past:
-    """The past of all engines of a watch, under its lock: `live` is the ledger of an engine as it is now.
+    """The past of all engines of a watch, under its lock. `live` is the current ledger of an engine.
 
-    What it hands out is shared with others who ask for the same moment: it must not be applied to.
+    Callers share its results with others who ask for the same time: do not apply to them.
     """
 
     def __init__(self, lock: threading.RLock, history: History | None) -> None:
@@ -61,7 +61,7 @@ class Past:
         self._lock = lock
         self._recent: dict[str, Recent] = {}
         self._told: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
-        """By engine, what was told of prefixes until that batch."""
+        """By engine, the prefixes up to that batch."""
         self._telling = threading.Lock()
         self._ledgers: OrderedDict[tuple[str, StreamTime], EngineLedger] = OrderedDict()
 
@@ -73,15 +73,15 @@ class Past:
         recent.look(live, record)
 
     def engines(self) -> list[str]:
-        """Those that history knows."""
+        """Return the engines that history knows."""
         return self.history.engines() if self.history is not None else []
 
     def last_ns(self, engine: str) -> int:
-        """When history heard of an engine last (wall); 0 if it knows nothing."""
+        """Return when history last received an engine (wall), or 0 if it knows nothing."""
         return self.history.last_ns(engine) if self.history is not None else 0
 
     def last(self, engine: str) -> EngineLedger | None:
-        """The last that history knows of an engine; None if it knows nothing that a ledger can be made of."""
+        """Return the last state of an engine in history, or None if history cannot supply a ledger."""
         if self.history is None:
             return None
         try:
@@ -90,7 +90,7 @@ class Past:
             return self._last_by_samples(engine, self.history)
 
     def _last_by_samples(self, engine: str, history: History) -> EngineLedger | None:
-        """The same of an engine without a stream."""
+        """Return the same for an engine without a stream."""
         last_ns = history.last_ns(engine)
         ledger = EngineLedger(engine, counting=False)
         for record in chain(history.facts(engine), history.notes(engine, last_ns - SAMPLES_NS, last_ns)):
@@ -98,7 +98,7 @@ class Past:
         return ledger if ledger.samples else None
 
     def samples(self, live: EngineLedger, since_ns: int, until_ns: int) -> list[Sample]:
-        """The samples of an engine without a stream from one time to another (wall), in order."""
+        """Return the samples of an engine without a stream from one time to another (wall), in order."""
         with self._lock:
             kept = [sample for sample in live.past_samples if since_ns <= (sample.at_ns or 0) <= until_ns]
             first_ns = (live.past_samples[0].at_ns or 0) if live.past_samples else until_ns + 1
@@ -111,7 +111,7 @@ class Past:
         return self.stored.samples(live.engine, since_ns, min(until_ns + 1, first_ns)) + kept
 
     def samples_until(self, live: EngineLedger, at_ns: int) -> list[Sample]:
-        """The last samples until a time (wall), at least one. Raises NotKnown where none is kept."""
+        """Return the last samples until a time (wall), at least one. Raises NotKnown where none is kept."""
         before = self.samples(live, at_ns - SAMPLES_NS, at_ns) or self.samples(live, 0, at_ns)
         if not before:
             first = self.span(live).first
@@ -120,7 +120,7 @@ class Past:
         return before
 
     def ledger_at(self, live: EngineLedger, moment: StreamTime) -> EngineLedger:
-        """The ledger as it was then. Raises NotKnown where that is not kept."""
+        """Return the ledger as it was then. Raises NotKnown where that is not kept."""
         key = (live.engine, moment if moment.position is None else moment._replace(at_ns=0))
         with self._lock:
             if key in self._ledgers:
@@ -169,8 +169,8 @@ class Past:
         self._recent.pop(engine, None)
 
     def batches(self, live: EngineLedger, ledger: EngineLedger, since_ns: int) -> Iterator[Batch]:
-        """The batches until where `ledger` is, which is `live` or was handed out here: all that are in memory, and from
-        history those packed since `since_ns` (wall).
+        """Yield the batches until where `ledger` is, which is `live` or was handed out here: all that are in memory,
+        and from history those packed since `since_ns` (wall).
         """
         with self._lock:
             own = list(ledger.recent)
@@ -192,8 +192,8 @@ class Past:
                 yield batch
 
     def between(self, live: EngineLedger, since_ns: int, until_ns: int) -> list[Batch]:
-        """The batches that were packed from one time to another (wall), as far as they are kept. Raises BadQuestion for
-        so much time that they are too many to be read at once.
+        """Return the batches packed from one time to another (wall), as far as they are kept. Raises BadQuestion for so
+        much time that they are too many to be read at once.
         """
         with self._lock:
             kept = list(live.recent)
@@ -208,7 +208,7 @@ class Past:
         return list(_at_once(chain(older, kept[first:last]), since_ns))
 
     def points(self, live: EngineLedger, since_ns: int, until_ns: int, most: int) -> list[Point]:
-        """The points from one time to another (wall): at least `most`, if there were as many."""
+        """Return the points from one time to another (wall): at least `most`, if there were as many."""
         with self._lock:
             kept = [point for point in live.points if since_ns <= point.at_ns <= until_ns]
             first_ns = live.points[0].at_ns if live.points else until_ns
@@ -217,8 +217,8 @@ class Past:
         return self.history.points(live.engine, since_ns, min(until_ns, first_ns - 1), most) + kept
 
     def window(self, live: EngineLedger, since_ns: int, moment: StreamTime) -> EngineLedger:
-        """The ledger as it was at a moment, with the batches and points of all the time from `since_ns` until then, as
-        far as they are kept; where they are, there is a batch from before. Raises NotKnown, and BadQuestion for so much
+        """Return the ledger at a past time, with the batches and points of all the time from `since_ns` until then, as
+        far as they are kept. Where they are, there is a batch from before. Raises NotKnown, and BadQuestion for so much
         time that its events are too many to be read at once.
         """
         ledger = self.ledger_at(live, moment)
@@ -228,7 +228,7 @@ class Past:
         return dressed
 
     def heard(self, live: EngineLedger, since_ns: int, until_ns: int) -> ReceivedFrames:
-        """What was heard from one time to another (wall), as far as it is kept. Raises NotKnown."""
+        """Return the frames from one time to another (wall), as far as they are kept. Raises NotKnown."""
         with self._lock:
             recent = self._recent.get(live.engine)
             before_ns = since_ns - 1
@@ -255,7 +255,9 @@ class Past:
         return ReceivedFrames(ledger, _at_once(within, since_ns), since_ns)
 
     def _mended(self, live: EngineLedger, place: tuple[int, int], batches: Iterable[Batch]) -> Iterator[Frame]:
-        """The batches that follow a place; where some are missing, the state that the live ledger went on from."""
+        """Yield the batches that follow a position. Where some are missing, yield the state that the live ledger went
+        on from.
+        """
         for batch in batches:
             if batch.sequence and (batch.epoch, batch.sequence - 1) != place:
                 keyframe = keyframe_of(self.ledger_at(live, StreamTime(batch.wall_ns - 1)))
@@ -265,18 +267,18 @@ class Past:
             place = (batch.epoch, batch.sequence)
 
     def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixCacheView:
-        """The prefix cache by the ledger's batches."""
+        """Return the prefix cache by the ledger's batches."""
         with self._told_of(ledger, now) as told:
             return prefixes(ledger, told)
 
     def prefix_blocks(self, ledger: EngineLedger, *, now: bool) -> list[tuple[str, list[int]]]:
-        """The blocks of each branch of the prefix cache, by the ledger's batches."""
+        """Return the blocks of each branch of the prefix cache, by the ledger's batches."""
         with self._told_of(ledger, now) as told:
             return by_branch(ledger, told, MOST_BRANCHES)
 
     @contextmanager
     def _told_of(self, ledger: EngineLedger, now: bool) -> Iterator[Prefixes]:
-        """What the batches tell of prefixes. Of now, what was told before is gone on with."""
+        """Yield the prefixes as the batches show them. For the current state, it continues the earlier fold."""
         if not now:
             told = Prefixes()
             told.fold(ledger.recent)
@@ -293,7 +295,7 @@ class Past:
             yield told
 
     def span(self, live: EngineLedger) -> HistoryView:
-        """What can be asked about one engine."""
+        """Return the history that one engine has."""
         with self._lock:
             memory_ns = self._since_ns(live.engine)
             if not memory_ns and live.past_samples:
@@ -323,7 +325,7 @@ class Past:
 
 
 def _epochs_in(live: EngineLedger) -> list[EpochView]:
-    """The epochs whose batches are in memory, and the one of now."""
+    """Return the epochs whose batches are in memory, and the current one."""
     spans: dict[int, tuple[int, int]] = {}
     for batch in live.recent:
         spans[batch.epoch] = spans.get(batch.epoch, (batch.wall_ns, 0))[0], batch.wall_ns
@@ -333,7 +335,7 @@ def _epochs_in(live: EngineLedger) -> list[EpochView]:
 
 
 def _at_once(frames: Iterable[F], since_ns: int) -> Iterator[F]:
-    """The frames, unless those since then (wall) are too many to be read at once: raises BadQuestion."""
+    """Yield the frames, unless those since then (wall) are too many to be read at once: raises BadQuestion."""
     size = 0
     for frame in frames:
         yield frame

@@ -18,12 +18,12 @@ MIN_BETWEEN: Final = 4 << 20
 MAX_BETWEEN: Final = 16 << 20
 """And at most: a quarter of the batches that are kept. In between, as many as the last state kept takes."""
 MIN_ON_THE_WAY: Final = 1 << 20
-"""The same while somebody replays, who has the time: whoever asks for a moment asks for one near it next."""
+"""The same during a replay, which has the time: a query for one time usually precedes one for a time near it."""
 MAX_ON_THE_WAY: Final = 256 << 20
 """Bytes of states that are kept from replays: those make room that stand closest between others."""
 MOST_ON_THE_WAY: Final = 64
 POINTS_BEFORE_NS: Final = 10_000_000_000
-"""Of points, so much is there from the start: rates are made of them."""
+"""The span of points that is there from the start: rates are derived from them."""
 NO_POINTS: Final = 1 << 62
 """While it replays a ledger need make none: those that the live one made are there."""
 
@@ -32,22 +32,24 @@ class PastMark(NamedTuple):
     """A state to begin from: a ledger that is not applied to any more. `of` it is forked."""
 
     place: tuple[int, int]
-    """Epoch, and the last batch in it; -1 before the first."""
+    """Epoch, and the last batch in it (-1 before the first)."""
     at_ns: int
     of: EngineLedger
 
 
 class Road(NamedTuple):
-    """A state, what was heard after it, and the moment to stop at. To be walked without a lock."""
+    """A state, the batches after it, and the time to stop at. To be walked without a lock."""
 
     mark: PastMark
     points: list[Point]
-    """Those that the live ledger made until the last of the batches."""
+    """Points that the live ledger made until the last of the batches."""
     batches: list[Batch]
     moment: StreamTime
 
     def walk(self) -> tuple[EngineLedger, list[PastMark]]:
-        """The ledger as it was then, and states on the way to it, itself the last where it is one to go on from."""
+        """Return the ledger as it was then, and states on the way to it, itself the last where it is one to go on
+        from.
+        """
         ledger = fork(self.mark.of)
         ledger.points = deque(self.points, ledger.points.maxlen)
         ledger.point_every_ns = NO_POINTS
@@ -71,7 +73,7 @@ class Road(NamedTuple):
 
 
 def mark_of(ledger: EngineLedger) -> PastMark:
-    """The ledger, which is not to be applied to any more."""
+    """Return a mark of the ledger, which must not be applied to any more."""
     return PastMark((ledger.epoch, ledger.sequence), ledger.heard_ns, ledger)
 
 
@@ -81,7 +83,7 @@ def size_of(batch: Batch) -> int:
 
 
 class Recent:
-    """What is kept of one engine to begin from. `look` after each record that its ledger has taken in."""
+    """Starting points for replays of one engine. `look` after each record that its ledger has taken in."""
 
     def __init__(self) -> None:
         self._marks: deque[PastMark] = deque()
@@ -89,16 +91,16 @@ class Recent:
         """In order."""
         self._state: EngineState | None = None
         self._bytes = 0
-        """Of batches since the last mark."""
+        """Bytes of batches since the last mark."""
         self._enough = MIN_BETWEEN
 
     @property
     def since_ns(self) -> int:
-        """From when on a moment can be asked for (wall); 0 if none can."""
+        """The earliest time of a query (wall), or 0 if none is possible."""
         return self._marks[0].at_ns if self._marks else 0
 
     def look(self, ledger: EngineLedger, record: Record) -> None:
-        """Keep the ledger's state if it is a new one, or if much was heard since the last."""
+        """Keep the ledger's state if it is a new one, or after many events since the last."""
         if isinstance(record, Batch):
             self._bytes += size_of(record)
         if ledger.state is not self._state and ledger.ready:
@@ -139,7 +141,7 @@ class Recent:
         return mark.place < (oldest.epoch, oldest.sequence - 1)
 
     def road(self, ledger: EngineLedger, moment: StreamTime) -> Road | None:
-        """The way to a moment; None if what it needs is not kept, or not any more."""
+        """Return the way to a time, or None if its data is not kept, or not any more."""
         if moment.position is None and moment.at_ns >= ledger.now_ns and ledger.ready:
             return Road(mark_of(fork(ledger)), _points_until(ledger, ledger.now_ns), [], moment)
         batches = _until(ledger, moment)
@@ -182,7 +184,7 @@ def _points_until(ledger: EngineLedger, until_ns: int) -> list[Point]:
 
 
 def _until(ledger: EngineLedger, moment: StreamTime) -> list[Batch]:
-    """What the ledger keeps of the batches until the moment, the last of them cut short where a position is in it."""
+    """Return the ledger's batches until the time, the last of them cut short where a position is in it."""
     recent = list(ledger.recent)
     if moment.position is None:
         return recent[: bisect_right(recent, moment.at_ns, key=lambda batch: batch.wall_ns)]

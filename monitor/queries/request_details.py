@@ -24,7 +24,9 @@ MOST_ENDED: Final = 100
 
 
 def request_views(ledger: EngineLedger) -> list[RequestView]:
-    """Requests that live or hold blocks, the longest in their state first; then the last MOST_ENDED that ended."""
+    """Return requests that live or hold blocks, the longest in their state first, and then the last MOST_ENDED that
+    ended.
+    """
     alive = sorted(ledger.state.requests.values(), key=lambda record: record.since_ns)
     return [_request_view(ledger, r) for r in alive] + [
         _request_view(ledger, r, ended=True) for r in list(ledger.ended)[: -MOST_ENDED - 1 : -1]
@@ -32,7 +34,9 @@ def request_views(ledger: EngineLedger) -> list[RequestView]:
 
 
 def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Iterable[Batch]]) -> RequestDetail:
-    """One request by its id or `#number`; `batches` gives those packed from a time on (wall ns). Raises NotKnown."""
+    """Return one request by its id or `#number`. `batches` gives those packed from a time on (wall ns). Raises
+    NotKnown.
+    """
     record = ledger.request(name)
     if record is None:
         raise NotKnown(f"{ledger.engine} has no request {name!r}, nor has one of that name ended there of late")
@@ -111,7 +115,7 @@ def _wait_tree(ledger: EngineLedger, record: RequestState) -> Wait | None:
 
 
 def _condition_views(ledger: EngineLedger, record: RequestState) -> list[ConditionView]:
-    """What is so of a request, and what is not."""
+    """Return the conditions of a request, met and unmet."""
     usable = ledger.state.total - ledger.state.reserved
     fits = not record.blocks_to_finish or record.blocks_to_finish <= usable
     quiet = duration(ledger.age_s(record.progressed_ns)) if record.progressed_ns else ""

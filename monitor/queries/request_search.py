@@ -14,7 +14,7 @@ from kvscope.monitor.schema import FoundRequest, RequestSearch
 from kvscope.monitor.text import timestamp
 
 MAX_SEARCH_S: Final = 5.0
-"""Longer than a reader of the page waits; the answer reports how far back it went."""
+"""Longer than a reader of the page waits. The answer reports how far back it went."""
 _ONE_MS_NS: Final = 1_000_000
 
 Found = dict[tuple[str, int, int], FoundRequest]

@@ -23,7 +23,7 @@ FEWEST_REQUESTS: Final = 1
 STATES_PER_REQUEST: Final = {False: 1, True: 2}
 """Blocks of a state, by whether prefixes are cached (vLLM from 0.29 on)."""
 ROUNDED: Final = 1e-6
-"""Of a token: what a division of floating-point numbers may be off."""
+"""In tokens: the possible error of a division of floating-point numbers."""
 
 
 def running_pool(ledger: EngineLedger) -> RunningPool:
@@ -83,7 +83,7 @@ def _group(kind: str, layers: int, window: int, block_size: int, kept: int) -> C
 
 
 def _exposed_pool(ledger: EngineLedger) -> RunningPool:
-    """The pool of a plain vLLM, by its metrics or its log: full attention in every layer is assumed."""
+    """Return the pool of a plain vLLM, by its metrics or its log: full attention in every layer is assumed."""
     size, blocks = _whole_fact(ledger, "block_size"), _whole_fact(ledger, "num_gpu_blocks")
     tokens = _whole_fact(ledger, "kv_cache_size_tokens")
     blocks = blocks or _whole_fact(ledger, "num_gpu_blocks_override")
@@ -152,7 +152,9 @@ def _load_of_stream(ledger: EngineLedger) -> MeasuredLoad | None:
 
 
 def _most_at_once(ledger: EngineLedger) -> int:
-    """The most requests that ran at the same time, of those that ended recently: between points, short ones run too."""
+    """Return the most requests that ran at the same time, of those that ended recently: between points, short ones run
+    too.
+    """
     ran = [one for one in ledger.ended if one.admitted_ns and one.finished_ns]
     changes = sorted([(one.admitted_ns, 1) for one in ran] + [(one.finished_ns, -1) for one in ran])
     return max(accumulate((change for _, change in changes), initial=0))

@@ -1,4 +1,4 @@
-"""What a server keeps of an engine from before memory and history: it is asked when a window reaches that far."""
+"""A server's data about an engine from before memory and history, queried when a window reaches that far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ReadStored = Callable[[str, int, int], list[Sample]]
 MOST_BACK_NS: Final = 366 * 86_400 * 10**9
 """No window begins earlier than this before its end: no server keeps more by default."""
 WINDOW_PARTS: Final = 600
-"""A window is asked for in whole parts of it, so that one that moves on with time is asked for rarely."""
+"""A window is queried in whole parts of it, so that one that moves on with time causes few queries."""
 LEAST_PART_NS: Final = 60 * 10**9
 KEPT_WINDOWS: Final = 16
 

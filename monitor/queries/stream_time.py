@@ -1,4 +1,4 @@
-"""A moment, as it is asked for: a time, or a position in an engine's stream."""
+"""A time in a query: a time, or a position in an engine's stream."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _POSITION: Final = re.compile(r"(\d{1,20})/(\d{1,15})(?:/(\d{1,9}))?")
 
 
 class StreamTime(NamedTuple):
-    """A time (wall ns), or just after an event; with `whole_batch`, after the last one of its batch."""
+    """A time (wall ns), or just after an event, or with `whole_batch` after the last one of its batch."""
 
     at_ns: int
     position: Position | None = None
     whole_batch: bool = False
 
     def __str__(self) -> str:
-        """As it is shown."""
+        """Return it formatted for display."""
         return timestamp(self.at_ns) or "" if self.position is None else f"position {self.position}"
 
 
 def parse_stream_time(text: str, near_ns: int) -> StreamTime:
-    """The moment that `text` names; a time of day is the last such until `near_ns` (wall). Raises BadTime."""
+    """Return the time that `text` names. A time of day is the last such until `near_ns` (wall). Raises BadTime."""
     match = _POSITION.fullmatch(text)
     if match:
         return StreamTime(0, Position(int(match[1]), int(match[2]), int(match[3] or 0)), match[3] is None)

@@ -1,4 +1,4 @@
-"""What happened in a window of time, in sentences."""
+"""Explains a window of time in sentences."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MOST_FINDINGS: Final = 3
 def explanation(
     told: UsageFall, since_ns: int, until_ns: int, points: Sequence[Point], findings: list[FindingReport]
 ) -> ExplanationView:
-    """Return a window (wall ns) in sentences, what harms clients first: restarts, what the queue did and what bounded
-    the steps, what was found, and how usage fell, which `told` is about. `points` and `findings` are of the window.
+    """Return a window (wall ns) in sentences, with harm to clients first: restarts, the queue and the bounds of the
+    steps, findings, and the fall of usage in `told`. `points` and `findings` are of the window.
     """
     fell = told.highest is None or (told.lowest is not None and told.lowest.used < told.highest.used)
     fall = " ".join((_fall_in_words(told) if fell else "", _preemptions_in_words(points), _work_in_words(told)))
@@ -127,5 +127,5 @@ def findings_in_words(findings: Sequence[FindingReport]) -> str:
 
 
 def _clock(stamp: str | None) -> str:
-    """The clock part of an RFC 3339 stamp, with milliseconds."""
+    """Return the clock part of an RFC 3339 stamp, with milliseconds."""
     return stamp[11:23] if stamp else "?"

@@ -1,4 +1,4 @@
-"""What a stretch of an engine's life was like, in the figures by which two of them are compared.
+"""Statistics of a window of an engine, for comparisons of two.
 
 Measured is what is folded in: of a block that was handed out before that begins, no lifetime is known.
 """
@@ -28,20 +28,20 @@ MAX_WINDOW_S: Final = 3600.0
 """So long may a stretch be that is measured while others wait for answers: some seconds of a processor."""
 MAX_CACHED_WINDOWS: Final = 16
 YOUNG_NS: Final = 1_000_000_000
-"""Of an engine that is joined later in its life than this, what it had counted by then is not of the stretch."""
+"""An engine joined later than this after its start has earlier counts, which do not belong to the window."""
 
 
 class WindowMeter:
-    """Measures the stretch of one engine that begins at `since_ns` (wall), while somebody folds its frames: tell it of
-    each before it is folded in, and of who has ended by it. What is folded in before is not counted.
+    """Measures the window of one engine that begins at `since_ns` (wall), while a caller folds its frames and passes
+    each one here first, with the requests that ended by it. Earlier frames do not count.
     """
 
     def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
         self._before: Counter[str] | None = None
-        """What was counted until it began."""
+        """The counts at its beginning."""
         self._earlier: Counter[str] = Counter()
-        """What earlier lives have counted, since we have listened."""
+        """Counts of earlier epochs, since reading began."""
         self._ended: list[RequestState] = []
 
     @property
@@ -50,7 +50,7 @@ class WindowMeter:
         return self._before is not None
 
     def look(self, frame: Frame, ledger: EngineLedger | None) -> None:
-        """The frame is folded in next, into the ledger, if there is one yet."""
+        """Inspect the frame before the ledger, if there is one yet, folds it in."""
         joins = isinstance(frame, Keyframe) and (ledger is None or not ledger.ready)
         is_past = joins and frame.wall_ns - frame.epoch > YOUNG_NS
         if self._before is None and frame.wall_ns >= self._since_ns and not is_past:
@@ -63,7 +63,7 @@ class WindowMeter:
         return ledger.joined_ns >= self._since_ns and ledger.joined_ns - ledger.epoch <= YOUNG_NS
 
     def end(self, requests: Iterable[RequestState]) -> None:
-        """These have ended by the last frame."""
+        """Note the requests that ended by the last frame."""
         if self._before is not None:
             self._ended.extend(requests)
 
@@ -101,8 +101,8 @@ class WindowMeter:
 
 
 class WindowStatsCache:
-    """Measures stretches of the past, one at a time, so that whoever feeds the ledgers has a processor left. The last
-    few are kept: what is over does not change.
+    """Measures windows of the past, one at a time, so that the thread that feeds the ledgers has a processor left. The
+    last few are kept: what is over does not change.
     """
 
     def __init__(self, past: Past) -> None:
@@ -111,8 +111,8 @@ class WindowStatsCache:
         self._known: OrderedDict[tuple[str, int, int, int], WindowStats] = OrderedDict()
 
     def of(self, live: EngineLedger, since_ns: int, until_ns: int, findings: Sequence[FindingReport]) -> WindowStats:
-        """That of an engine from one time to another (wall), `findings` being those told of in it. Raises BadTime where
-        nothing of it is kept, and for more than MOST_S.
+        """Return the statistics of an engine from one time to another (wall), with the `findings` of that time. Raises
+        BadTime where nothing of it is kept, and for more than MOST_S.
         """
         heard_ns = live.heard_ns if until_ns >= live.now_ns else 0  # of what goes on, only until something is heard
         key = (live.engine, since_ns, until_ns, heard_ns)
@@ -147,7 +147,7 @@ class WindowStatsCache:
 
 
 def _counts(ledger: EngineLedger) -> dict[str, int]:
-    """What is counted in this life of the engine."""
+    """Return the counts of this epoch of the engine."""
     totals, residency, recompute = ledger.state.totals, ledger.tally.residency, ledger.tally.recompute
     served = sum(count for status, count in totals.finished.items() if status in SERVED)
     return {

@@ -1,4 +1,4 @@
-"""Brings events and samples in. A source is opened, polled for records and closed; a ledger applies the records.
+"""Brings events and samples in. A source is opened, polled for records and closed. A ledger applies the records.
 
 source.py             the Source protocol, its status and options
 source_registry.py         the source for a target, built-in or of a plug-in; targets.py: which kind a target is

@@ -72,7 +72,9 @@ class MetricReading(NamedTuple):
 
 
 def batch_state(text: str) -> StateReading | None:
-    """The state in a batch line of SGLang; `usage` is a share of the pool, 0 to 1. None if it is no such line."""
+    """Return the state in a batch line of SGLang. `usage` is a share of the pool, 0 to 1. None if it is no such
+    line.
+    """
     kind = BATCH_LINE.search(text)
     if kind is None:
         return None
@@ -85,7 +87,7 @@ def batch_state(text: str) -> StateReading | None:
 
 
 def listed_state(text: str) -> StateReading:
-    """What a line of prose lists of an engine's state; empty if nothing. `usage` is a share of the pool."""
+    """Return the engine's state in a line of prose, empty if none. `usage` is a share of the pool."""
     state = _read(_LIST_FIELDS, text)
     if "usage" in state:
         state["usage"] = round(state["usage"] / 100, 5)
@@ -93,7 +95,7 @@ def listed_state(text: str) -> StateReading:
 
 
 def metric_readings(text: str) -> Iterator[MetricReading]:
-    """The series in a line, as a metrics page prints them or as a sentence names them."""
+    """Yield the series in a line, as a metrics page prints them or as a sentence names them."""
     if "vllm:" in text or "sglang:" in text or "lmcache:" in text:
         for name, labels, value in METRIC.findall(text):
             yield MetricReading(name, dict(_LABEL.findall(labels)), float(value))

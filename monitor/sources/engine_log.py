@@ -1,8 +1,8 @@
 """The text of an engine's log, vLLM's from 0.8 to 0.33 and kvscope's own, to samples and facts.
 
-Lines are searched, not matched from their start, so that prefixes of process managers, a report's prose around them
-and several processes' lines mixed do no harm. A line may be JSON: vLLM's own, a container's, or one inside the other.
-What a process of one data-parallel rank says is that rank's; what the front end says is every rank's.
+Lines are searched, not matched from their start, so that prefixes of process managers, a report's prose around them and
+several processes' lines mixed do no harm. A line may be JSON: vLLM's own, a container's, or one inside the other. Lines
+of a process of one data-parallel rank apply to that rank, and lines of the front end to every rank.
 
     fact                       from
     -------------------------  ------------------------------------------------------------------------------
@@ -19,8 +19,8 @@ What a process of one data-parallel rank says is that rank's; what the front end
     non_default_args           how many arguments that line has: what is not among them is the default
     memory_…                   the memory bill: monitor/sources/memory_log.py
 
-Preemptions are logged by the engine of before V1 alone, the first and every fiftieth; samples after such a line have
-them. Later versions cannot print theirs: the counter is emptied before it is looked at.
+Preemptions are logged by the engine of before V1 alone, the first and every fiftieth. Samples after such a line have
+them. Later versions cannot print theirs: they reset the counter before reading it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CONNECTOR_ARGUMENT: Final = re.compile(r"\bkv_connector[\\\"']{0,3}\s?[:=]\s?[\\
 ROLE_ARGUMENT: Final = re.compile(
     r"\b(?:kv_role|disaggregation[_-]mode)[\\\"']{0,3}\s?[:= ]\s?[\\\"']{0,3}(kv_\w{1,20}|prefill|decode)\b", re.ASCII
 )
-"""vLLM: kv_producer, kv_consumer or kv_both; SGLang: prefill or decode."""
+"""vLLM: kv_producer, kv_consumer or kv_both. SGLang: prefill or decode."""
 LINES_OF_HEAD: Final = 2_000
 """Stamps without a year have that of a stamp with one among so many lines."""
 MESSAGE_KEYS: Final = ("message", "msg", "body", "event", "log")
@@ -101,7 +101,7 @@ class _Told(NamedTuple):
 
 
 class Log:
-    """Reads the lines of one log. `name` stands for its file in positions; `ended` is when it was last written to."""
+    """Reads the lines of one log. `name` stands for its file in positions. `ended` is when it was last written to."""
 
     def __init__(self, name: str, ended: datetime) -> None:
         self.name = name
@@ -121,8 +121,8 @@ class Log:
         self._has_tail = False
 
     def records(self, lines: Iterable[str], *, grows: bool = False) -> Iterator[Sample | Fact | ReportedEvent]:
-        """Yield samples in the order of the lines, then facts and events; other lines are skipped. Of a log that grows,
-        call it again with the lines that follow: no report in prose is looked for in it.
+        """Yield samples in the order of the lines, then facts and events, and skip other lines. For a log that grows,
+        call it again with the lines that follow: it searches them for no report in prose.
         """
         told: list[_Told] = []
         events: list[tuple[TextEvent, int | None, int | None]] = []
@@ -169,7 +169,7 @@ class Log:
         yield from self._named_events(events)
 
     def engine(self, rank: str | int = 0) -> str:
-        """The engine's id, NAME@HOST:PORT/RANK as far as the log told it."""
+        """Return the engine's id, NAME@HOST:PORT/RANK as far as the log has it."""
         model = str(self._args.get("served_model_name") or self._args.get("model") or "engine")
         port = self._args.get("port")
         host = str(self._args.get("host", "127.0.0.1"))
@@ -235,7 +235,7 @@ class Log:
             self._processes[process[1]] = process[2]
 
     def _described(self, state: DescribedState, line: str) -> Iterator[Sample | Fact]:
-        """A sample of a state that is in no line of vLLM's statistics."""
+        """Yield a sample of a state that is in no line of vLLM's statistics."""
         rank = SGLANG_RANK.search(line)
         engine = self.engine(int(rank[1]) if rank is not None else 0)
         position = f"{self.name}:{state.line}"
@@ -260,7 +260,7 @@ class Log:
         return restarted
 
     def _tail_facts(self) -> list[FrontEndFact]:
-        """What the front end logged after the last statistics, where there is something."""
+        """Return the front end's lines after the last statistics, if any."""
         facts = list(self._front_end.facts()) if self.stats_lines else []
         self._has_tail = self._has_tail or any(fact.value for fact in facts)
         return facts if self._has_tail else []
@@ -287,7 +287,7 @@ class Log:
                 yield Fact(engine, position, name, value, at_ns)
 
     def _named_events(self, events: Iterable[tuple[TextEvent, int | None, int | None]]) -> Iterator[ReportedEvent]:
-        """Those of no rank are the first engine's: said once, they are not each rank's."""
+        """Yield the events. Those without a rank belong to the first engine: one line does not apply to each rank."""
         engines = self._engines or {self.engine(): 0}
         for event, rank, at_ns in events:
             theirs = next((engine for engine, of in engines.items() if of == rank), next(iter(engines)))
@@ -296,7 +296,7 @@ class Log:
 
 
 def _statistics(line: PastedLine, text: str) -> list[re.Match[str]]:
-    """The lines of statistics in it; of a wrapped one, with what continues it."""
+    """Return the lines of statistics in it. A wrapped one comes with its continuation."""
     for variant in (line.spaced, line.joined) if line.joined != line.text else (text,):
         if "Avg prompt" in variant:
             found = [match for match in STATS.finditer(variant) if match.start() < len(line.text)]
@@ -306,7 +306,7 @@ def _statistics(line: PastedLine, text: str) -> list[re.Match[str]]:
 
 
 def _message(line: str) -> tuple[str, bool]:
-    """The text of a line, and whether it was JSON, behind a process's prefix or not."""
+    """Return the text of a line, and whether it was JSON, behind a process's prefix or not."""
     start = line.find('{"', 0, 80)
     if start < 0:
         return line, False

@@ -1,4 +1,4 @@
-"""What engines expose on a metrics page, under which names, and how figures of one moment become a sample.
+"""The series that engines expose on a metrics page, and how the values of one time become a sample.
 
 A field may have had several names: whichever a page has is taken. In brackets, the first release of vLLM seen with it.
 
@@ -27,8 +27,8 @@ A field may have had several names: whichever a page has is taken. In brackets, 
     first_token_s       vllm:time_to_first_token_seconds_bucket         sglang:time_to_first_token_seconds_…
     queue_s             vllm:request_queue_time_seconds_bucket          sglang:queue_time_seconds_bucket
 
-Facts (an engine's pool, as it says it) come from the labels of vllm:cache_config_info. On models with several kinds of
-layers block_size is the smallest of them, so that blocks times block_size is not the pool's size in tokens.
+Facts (an engine's pool, as it reports it) come from the labels of vllm:cache_config_info. On models with several kinds
+of layers block_size is the smallest of them, so that blocks times block_size is not the pool's size in tokens.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ class ExposedEngine(NamedTuple):
 
 
 def shown(url: str) -> str:
-    """The address without what is secret in it."""
+    """Return the address without its secrets."""
     return re.sub(r"//[^/]*@", "//", url)
 
 
 def address_of(url: str) -> httpx.URL:
-    """The address, if it is one. Raises BadTarget."""
+    """Return the address, if it is one. Raises BadTarget."""
     try:
         address = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError) as error:
@@ -148,7 +148,7 @@ def address_of(url: str) -> httpx.URL:
 
 
 def engine_of(labels: Mapping[str, str], instance: str) -> ExposedEngine:
-    """The engine that a series with these labels is of."""
+    """Return the engine that a series with these labels is of."""
     return ExposedEngine(
         labels.get("model_name", "engine"), instance, labels.get("engine") or labels.get("dp_rank") or "0"
     )
@@ -187,7 +187,7 @@ def put_bucket(buckets: ExposedBuckets, name: str, labels: Mapping[str, str], va
 
 
 def durations_between(before: Mapping[float, float], now: Mapping[float, float]) -> tuple[DurationCount, ...] | None:
-    """Return the requests that a histogram has counted since `before`; None if the two are not of one histogram."""
+    """Return the requests that a histogram has counted since `before`, or None if the two are not of one histogram."""
     if before.keys() != now.keys() or math.inf not in now:
         return None
     counts: list[DurationCount] = []
@@ -211,7 +211,7 @@ def dialect_of(names: Iterable[str]) -> str:
 
 
 def facts_of(engine: ExposedEngine, position: str, dialect: str, configuration: Mapping[str, str]) -> Iterator[Fact]:
-    """What the engine says of itself; `configuration` are the labels of CONFIGURATION, empty if it has none."""
+    """Yield the engine's facts about itself. `configuration` are the labels of CONFIGURATION, empty if it has none."""
     yield Fact(str(engine), position, "exposition", dialect)
     yield Fact(str(engine), position, "model", engine.model)
     for label, name in CONFIGURATION_FACTS.items():
@@ -232,7 +232,7 @@ class Sampler:
     def sample(
         self, at_ns: int, position: str, figures: ExposedFigures, buckets: ExposedBuckets | None = None
     ) -> Sample:
-        """The figures as a sample. A counter that was lower than before began again from 0."""
+        """Return the values as a sample. A counter that was lower than before began again from 0."""
         before, counted = self._before, buckets or {}
         restarted = any(figures[name] < before[name] for name in COUNTERS if name in figures and name in before)
         seconds = (at_ns - self._before_ns) / 1e9 if self._before_ns else 0.0

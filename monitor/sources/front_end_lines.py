@@ -1,4 +1,4 @@
-"""What a front end logs beside statistics: probes that it answers, and requests that it receives.
+"""Lines of a front end beside statistics: probes that it answers, and requests that it receives.
 
 vLLM since 0.10.2 logs no statistics while no token is computed, so these lines are what goes on when an engine stands
 still. Access lines have no time of their own. Probes come at a steady pace, which the statistics before show.
@@ -78,7 +78,7 @@ class FrontEndLines:
             self._requests += 1
 
     def end_run(self) -> None:
-        """Count nothing until the next statistics: the engine was ended, or started anew."""
+        """Count nothing until the next statistics: the engine ended, or restarted."""
         self._run_is_over = True
         self._halted_at = ""
 
@@ -90,7 +90,7 @@ class FrontEndLines:
                 yield fact
 
     def _facts_now(self) -> Iterator[FrontEndFact]:
-        """Yield what came after the last statistics; the times only where probes show a pace."""
+        """Yield the lines after the last statistics, and their times only where probes show a pace."""
         seconds, probes = sum(gap for gap, _ in self._gaps), sum(count for _, count in self._gaps)
         if probes:
             pace_s = seconds / probes

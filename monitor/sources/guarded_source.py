@@ -23,7 +23,7 @@ PLUGIN_HANG_S: Final = 10.0
 PLUGIN_RETRY_S: Final = 1.0
 """The pause after a call that raised."""
 MAX_QUEUED: Final = 100
-"""Polls whose records wait for the reader; then the plug-in waits."""
+"""Polls whose records wait for the reader. After them the plug-in waits."""
 PLUGIN_CLOSE_S: Final = 2.0
 
 
@@ -93,7 +93,7 @@ class GuardedSource(Source):
         )
 
     def close(self) -> None:
-        """Stop the plug-in; one that hangs is left behind."""
+        """Stop the plug-in. One that hangs is left behind."""
         self._stopping.set()
         while not self._queue.empty():  # a put that waits goes on
             self._queue.get_nowait()
@@ -101,7 +101,7 @@ class GuardedSource(Source):
             self._thread.join(PLUGIN_CLOSE_S)
 
     def payload_of(self, frame: Frame) -> bytes:
-        """Return the frame, encoded anew."""
+        """Return the frame, encoded again."""
         return encode(frame)
 
     # ---------------------------------------------------------------- the plug-in's thread

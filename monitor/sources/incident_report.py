@@ -1,7 +1,7 @@
-"""What a person's report of trouble says: commands and numbers in prose, of any language, to facts.
+"""A person's report of an incident: commands and numbers in prose, of any language, to facts.
 
-It is read where a file has no line of an engine's statistics. The lines of a log that it quotes are read as those of
-any log (monitor/sources/engine_log.py); here is the rest. Percentages count only on a line that speaks of the cache.
+It is read where a file has no line of an engine's statistics. Quoted lines of a log are parsed like those of any log
+(monitor/sources/engine_log.py). This module has the rest. Percentages count only on a line that speaks of the cache.
 
     fact                    from
     ----------------------  -----------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ SERVE_FLAGS: Final = (
     "enable-prefix-caching",
     "no-enable-prefix-caching",
 )
-"""What names an engine, or bears on its KV memory."""
+"""Flags that name an engine, or bear on its KV memory."""
 LOAD_FLAGS: Final = {
     "load_input_len": ("input-len", "random-input-len", "random-input", "sonnet-input-len"),
     "load_output_len": ("output-len", "random-output-len", "random-output", "sonnet-output-len"),
@@ -67,7 +67,7 @@ PEAK: Final = re.compile(r"(\d{1,2}\.\d{1,3}) ?[%％]", re.ASCII)
 NO_PREEMPTION: Final = re.compile(r"\bno preemption|没有[^\n]{0,10}抢占", re.IGNORECASE)
 VERSION: Final = re.compile(r"\bvllm[ =-]{1,3}v?(\d{1,3}\.\d{1,3}\.\d{1,3})\b", re.ASCII | re.IGNORECASE)
 LEAST_FALL: Final = 0.5
-"""Of the pool: a smaller fall between two figures is no collapse."""
+"""A share of the pool: a smaller fall between two values is no collapse."""
 
 
 class Told(NamedTuple):
@@ -79,7 +79,9 @@ class Told(NamedTuple):
 
 
 def told_in(lines: Iterable[str]) -> list[Told]:
-    """What the lines of a report tell. A command that is broken by a backslash at the end of a line is one."""
+    """Return the facts in the lines of a report. A command that is broken by a backslash at the end of a line is
+    one.
+    """
     told: list[Told] = []
     concurrencies: dict[int, int] = {}
     for number, line in _joined(lines):
@@ -109,7 +111,7 @@ def told_in(lines: Iterable[str]) -> list[Told]:
 
 
 def _joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Each line with its number; those that a backslash joins as one, with the first's."""
+    """Yield each line with its number. Lines joined by a backslash are one, with the first's number."""
     whole, first = "", 0
     for number, line in enumerate(lines, 1):
         first = first or number
@@ -124,7 +126,7 @@ def _joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def _served_arguments(rest: str, flags: dict[str, str]) -> Iterator[tuple[str, int | float | str]]:
-    """What an engine was started with, under the names that it logs them by."""
+    """Yield the arguments that an engine was started with, under the names that it logs them by."""
     words = rest.split()
     if words and not words[0].startswith("-"):
         yield "model", words[0]
@@ -151,7 +153,7 @@ def _shares(line: str) -> Iterator[tuple[str, float]]:
 
 
 def value_of(text: str) -> int | float | str:
-    """A flag's value: of "64K" 65536, of "0.9" 0.9, of a name the name."""
+    """Return a flag's value: of "64K" 65536, of "0.9" 0.9, of a name the name."""
     if (size := SIZE.fullmatch(text)) is not None:
         return int(size[1]) * UNITS[size[2]]
     return float(text) if FRACTION.fullmatch(text) else text

@@ -30,7 +30,9 @@ MAX_WAITING_BATCHES: Final = 100_000
 
 
 class KvEndpoint(NamedTuple):
-    """Where one data-parallel rank publishes. `replay` may be empty: it then keeps no past. `rank` None: it says it."""
+    """Where one data-parallel rank publishes. `replay` may be empty: it then keeps no past. `rank` None: its messages
+    name it.
+    """
 
     events: str
     replay: str
@@ -39,8 +41,8 @@ class KvEndpoint(NamedTuple):
 
 
 def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
-    """Who publishes behind a vLLM's `/kv_event_sources`. Raises ContractError, saying what to do, and BadTarget for
-    what is no address.
+    """Return the publishers behind a vLLM's `/kv_event_sources`. Raises ContractError, saying what to do, and BadTarget
+    for what is no address.
     """
     address = address_of(url)
     try:
@@ -80,14 +82,14 @@ class _AnnouncedEndpoint(msgspec.Struct):
 
 
 def _reachable(endpoint: str, host: str) -> str:
-    """An address to connect to, of one that was bound: any interface means the host that answered."""
+    """Return an address to connect to for a bound one: any interface means the host that answered."""
     for anywhere in ("//*:", "//0.0.0.0:", "//[::]:"):
         endpoint = endpoint.replace(anywhere, f"//{f'[{host}]' if ':' in host else host}:")
     return endpoint
 
 
 def kv_endpoint_at(endpoint: str) -> KvEndpoint:
-    """The publisher at an endpoint that somebody named; its replay is where vLLM's examples have it, one port on."""
+    """Return the publisher at a configured endpoint. Its replay is where vLLM's examples have it, one port on."""
     address = urlsplit(endpoint)
     return KvEndpoint(endpoint, replay_endpoint_for(endpoint), f"vllm@{address.netloc or address.path}")
 
@@ -102,14 +104,14 @@ class KvEventStream:
         self.publisher = publisher
         self.batches = 0
         self.bad_messages = 0
-        """What was no batch of KV events, counted and left out."""
+        """Messages that were no batch of KV events, counted and left out."""
         self.lost = 0
         """Batches that were published and never came, once we had one."""
         self.replayed = 0
         self._clock = clock
         self._next = -1
         self._heard = -1
-        """The last that was published, as against those of the past: it goes back when the engine is started anew."""
+        """The last one published, apart from those of the past: it goes back when the engine restarts."""
         self._asked_for = 0
         self._waiting: list[tuple[int, bytes]] = []
         self._context = zmq.Context()
@@ -138,7 +140,9 @@ class KvEventStream:
         self._context.destroy(linger=0)
 
     def poll(self, timeout_s: float = 0.1) -> list[KvEvents]:
-        """What has come within the time, in order; a batch after a gap that nobody could fill says what it lacks."""
+        """Return the batches within the time, in order. A batch after an unfillable gap has the number of missing
+        ones.
+        """
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         out: list[KvEvents] = []
         if self._dealer in ready:
@@ -186,7 +190,7 @@ class KvEventStream:
                 self.bad_messages += 1
 
     def _release(self, out: list[KvEvents]) -> None:
-        """Put out what was published; at a gap, ask once for what lies in it and wait for that."""
+        """Release published batches. At a gap, ask once for the missing ones and wait for them."""
         for index, (sequence, payload) in enumerate(self._waiting):
             restarted = sequence <= self._heard
             if sequence > self._next >= 0 and not restarted and self.publisher.replay and self._asked_for != self._next:
@@ -260,7 +264,7 @@ class KvEventSource(Source):
         )
 
     def explain_silence(self, seconds: float) -> str:
-        """Say what to check when no KV event came for `seconds`."""
+        """Explain what to check when no KV event came for `seconds`."""
         return (
             f"{self._target}: no KV event came for {seconds:.0f} s, and no replay socket has any. They come only"
             " while requests run and prefix caching is on; an endpoint without * in it, or an address of an"

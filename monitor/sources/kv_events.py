@@ -1,9 +1,9 @@
-"""vLLM's KV events over ZeroMQ: what its prefix cache keeps, from any vLLM since 0.9 that was told to publish them.
+"""vLLM's KV events over ZeroMQ: the contents of its prefix cache, from any vLLM since 0.9 that publishes them.
 
 A message is [topic, sequence, payload], the sequence eight bytes, big-endian. The payload is a batch in msgpack: up to
 0.23 arrays, `[ts, [["BlockStored", hashes, parent, tokens, …], …], rank]`, since then maps with the same names. The
 replay socket takes ["", sequence] and answers with the batches from there on, ["", sequence, payload], with the topic
-before the sequence since 0.26; a sequence of -1 ends the answer. So a message is read from its end.
+before the sequence since 0.26. A sequence of -1 ends the answer. So a message is read from its end.
 
 Token ids are never decoded: they are skipped as bytes, and what is kept of a block is its hash.
 """
@@ -19,7 +19,7 @@ from kvscope.monitor.events import limits
 from kvscope.monitor.events.samples import KvEvent
 
 DEVICE: Final = "GPU"
-"""vLLM's word for where blocks are that a request can run on, on any device; what other tiers keep is left out."""
+"""vLLM's word for where blocks are that a request can run on, on any device. Blocks of other tiers are left out."""
 
 BlockHash = int | bytes
 
@@ -37,7 +37,7 @@ class _ArrayBatch(msgspec.Struct, array_like=True):
 
 
 class _Event(msgspec.Struct):
-    """Any event as a map; fields that are not named here are skipped."""
+    """Any event as a map, without fields that are not named here."""
 
     type: str
     block_hashes: list[BlockHash] = []
@@ -75,7 +75,7 @@ _ARRAY_EVENT: Final = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
 
 
 class NotKvEvents(KvscopeError):
-    """A message that is no batch of KV events; the message says why."""
+    """A message that is no batch of KV events. The error gives the reason."""
 
 
 def is_kv_batch(parts: list[bytes]) -> bool:
@@ -84,7 +84,7 @@ def is_kv_batch(parts: list[bytes]) -> bool:
 
 
 def decode_kv_events(payload: bytes) -> tuple[int, list[KvEvent], int]:
-    """A batch: wall time in ns, its events on the device, and its rank. Raises NotKvEvents."""
+    """Decode a batch: wall time in ns, its events on the device, and its rank. Raises NotKvEvents."""
     try:
         batch = (_BATCH if _is_map(payload) else _ARRAY_BATCH).decode(payload)
         at_ns = int(batch.ts * 1e9)

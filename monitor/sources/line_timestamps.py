@@ -1,4 +1,4 @@
-"""The time that a line of a log tells, in the ways that vLLM and what runs it write one.
+"""The time stamps of log lines, in the formats of vLLM and of the programs that run it.
 
     08-07 12:00:01                  vLLM's own: neither year nor zone
     INFO 12:00:01                   a shortened copy of it: no date, taken to be that of the log's end
@@ -22,7 +22,7 @@ FULL: Final = re.compile(
 )
 TIME_ONLY: Final = re.compile(r"\b(?:INFO|WARNING|ERROR|DEBUG) (\d\d):(\d\d):(\d\d)\b", re.ASCII)
 HEAD: Final = 120
-"""A stamp stands at the head of a line; what looks like one further on belongs to what the line says."""
+"""A stamp stands at the head of a line. A similar text further on belongs to the message."""
 
 
 class Stamps:
@@ -69,9 +69,9 @@ class Stamps:
         return seconds * 1_000_000_000
 
     def _year_of(self, month: int, day: int) -> int:
-        """The year of a stamp that has none. The first one's is the latest that is not after the log's end (by more
-        than a day: zones differ); a step from one of the last months to one of the first is a new year's, and the step
-        back, where several processes' lines are mixed, the old one's again.
+        """Return the year of a stamp that has none. The first one's is the latest that is not after the log's end (by
+        more than a day: zones differ). A step from one of the last months to one of the first is a new year's, and the
+        step back, where several processes' lines are mixed, the old one's again.
         """
         if not self._year:
             limit = self._ended.astimezone(UTC) + timedelta(days=1)

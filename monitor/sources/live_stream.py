@@ -1,8 +1,8 @@
-"""A live event stream: joins in the middle, notices gaps, and has them filled or says what was lost.
+"""A live event stream: joins in the middle, notices gaps, and has them filled or reports the loss.
 
-It subscribes first and keeps what comes, asks for a keyframe, and splices the two (law 7). A gap is asked for by
-sequence; the engine answers from its ring, else its journal, else with a keyframe, and then what lies between is lost
-and said so (a LOST record). While nothing is heard, an OBSERVED record a second keeps time passing.
+It subscribes first and keeps what comes, asks for a keyframe, and splices the two (law 7). A gap is requested by
+sequence. The engine answers from its ring, or else its journal, or else with a keyframe, and then the batches between
+are reported as lost (a LOST record). While nothing is received, an OBSERVED record a second keeps time passing.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ TAKEOVER_NS: Final = 5_000_000_000
 
 
 class Received(NamedTuple):
-    """A frame in its place, as it is to be applied, and its bytes, as they are to be kept."""
+    """A frame in its position, to be applied, and its bytes, to be kept."""
 
     frame: Frame
     payload: bytes
 
 
 class LiveStream(Source):
-    """The stream at `events`; `replay` is beside it unless given. One thread only. Raises ContractError for what is no
-    endpoint.
+    """The stream at `events`, with `replay` beside it unless given. One thread only. Raises ContractError for what is
+    no endpoint.
 
     `known` returns the next batch that the ledger of an engine's epoch lacks: the stream begins there if the engine
     still has it. -1: nothing was received of it before. `unkept` returns the first batch that no history has, -1 if
@@ -104,7 +104,7 @@ class LiveStream(Source):
         """Whether an earlier epoch was received here, so that nothing of this one may be missing."""
         self._next = -1
         self._behind = False
-        """Whether what was said since an earlier reader's last batch is still to come: time does not pass before it."""
+        """Whether batches since an earlier reader's last one are still to come: time does not pass before them."""
         self._more = False
         self._unreadable = False
         """Whether a batch that is missing came, and could not be read: only a keyframe leads past it."""
@@ -148,7 +148,7 @@ class LiveStream(Source):
         return self._next >= 0 and not (self._waiting or self._unreadable or self._lacks_state)
 
     def restart(self, *, from_keyframe: bool = False) -> None:
-        """Go on from what the ledger has; what it could not take in twice is left out, and lost."""
+        """Go on from the ledger's state. Records that it could not take in twice are left out, and lost."""
         if not self.engine:
             return
         self._next = max(self._known(self.engine, self._epoch), -1)
@@ -182,7 +182,7 @@ class LiveStream(Source):
         )
 
     def explain_silence(self, seconds: float) -> str:
-        """Say what to check when no state came for `seconds`."""
+        """Explain what to check when no state came for `seconds`."""
         heard = "it publishes, but its replay socket does not answer" if self.engine else "nothing was heard"
         return (
             f"{self.events}: {heard} for {seconds:.0f} s. Is the engine running, with its event stream at that"
@@ -249,7 +249,7 @@ class LiveStream(Source):
         return Received(frame, payload)
 
     def _place(self, received: Received, out: list[Received]) -> None:
-        """Put a frame out if it is the next one; else keep it until what is before it has come."""
+        """Release a frame if it is the next one, or else keep it until its predecessors have come."""
         frame = received.frame
         now = self._clock.monotonic_ns()
         if frame.epoch < self._epoch and not (now - self._heard_ns >= TAKEOVER_NS and is_alive(frame)):
@@ -273,7 +273,7 @@ class LiveStream(Source):
             self._waiting.append(received)
 
     def _begin(self, first: Frame) -> None:
-        """Another life of the engine, or the first one heard of."""
+        """Begin another epoch of the engine, or the first one received."""
         # One with an earlier clock takes over late, when its ledger has passed its first batches over.
         self._follows_epoch = 0 < self._epoch < first.epoch
         is_early = not self._epoch and first.sequence < EARLY_BATCHES
@@ -349,7 +349,7 @@ class LiveStream(Source):
             self._ask()
 
     def _take_keyframe(self, received: Received, asked: str, out: list[Received]) -> None:
-        """An answer to "where are we", or instead of batches that nobody has any more."""
+        """Take a keyframe, as an answer to "where are we", or in place of batches that are gone."""
         keyframe = received.frame
         if keyframe.epoch < self._epoch:
             return
@@ -395,7 +395,7 @@ class LiveStream(Source):
 
 
 class DetectedStream(Source):
-    """An event stream at an endpoint: kvscope's own, or vLLM's KV events; the first message tells which.
+    """An event stream at an endpoint: kvscope's own, or vLLM's KV events. The first message shows which.
 
     Raises ContractError for what is no endpoint.
     """
@@ -424,7 +424,7 @@ class DetectedStream(Source):
         return self._stream.status()
 
     def explain_silence(self, seconds: float) -> str:
-        """Say what to check when nothing came for `seconds`."""
+        """Explain what to check when nothing came for `seconds`."""
         return self._stream.explain_silence(seconds)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ NO_STATISTICS: Final = (
 
 
 def read_log(path: Path | LogInput) -> tuple[Log, list[Sample | Fact | ReportedEvent]]:
-    """Return everything that a log file reports; bytes that are no text are replaced, and damage is in its notes.
+    """Return the contents of a log file. Bytes that are no text are replaced, and damage is in its notes.
 
     Raises BadTarget if nothing of it can be read.
     """
@@ -80,7 +80,7 @@ def read_prose(path: Path | LogInput, log: Log, records: Sequence[Record]) -> li
 
 
 def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
-    """Yield the lines of a text, plain or gzip, as far as they can be read; `notes` takes why reading stopped early.
+    """Yield the lines of a text, plain or gzip, as far as they can be read. `notes` takes why reading stopped early.
 
     A line of more than MAX_LINE characters comes in parts. Raises OSError.
     """
@@ -146,7 +146,7 @@ class LogFile(Source):
         return records
 
     def status(self) -> SourceStatus:
-        """Report how the file is; its kind is known once it was read."""
+        """Report how the file is. Its kind is known once it was read."""
         prose = self._caught_up and not self._is_log and not self._follow
         return SourceStatus(
             target=str(self._path),
@@ -173,7 +173,7 @@ class LogFile(Source):
         return min(times), max(times)
 
     def explain_silence(self, seconds: float) -> str:
-        """Say what a log must have."""
+        """Explain what a log must have."""
         return f"{self._path}: {NO_STATISTICS}"
 
     # ---------------------------------------------------------------- all of it

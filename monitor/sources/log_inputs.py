@@ -18,14 +18,14 @@ from kvscope.monitor.sources.zip_members import ZIP_DAMAGE, members_of, opened_m
 
 STANDARD_INPUT: Final = "-"
 MOST_TEXTS: Final = 200
-"""Of a directory or a zip; what is left out is named in a note."""
+"""Bound of texts of a directory or a zip. A note names the ones left out."""
 MOST_INPUT_BYTES: Final = 1 << 30
 HEAD_BYTES: Final = 4096
 NOT_TEXT: Final = (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"SQLite", b"PAR1")
 
 
 class LogInput(NamedTuple):
-    """A text under a name of its own; `ended`: when it was last written to. `packed_bytes`: its size as it lies."""
+    """A text under a name of its own. `ended`: when it was last written to. `packed_bytes`: its size as it lies."""
 
     name: str
     ended: datetime

@@ -14,7 +14,7 @@ from kvscope.monitor.sources.targets import TargetKind
 from kvscope.monitor.text import counted
 
 NAMED: Final = 5
-"""Of the texts, so many are named in the notes."""
+"""How many of the texts the notes name."""
 
 
 class LogTexts(Source):
@@ -41,7 +41,7 @@ class LogTexts(Source):
         return records
 
     def status(self) -> SourceStatus:
-        """Report how the texts are; the kind is known once they were read."""
+        """Report how the texts are. The kind is known once they were read."""
         return SourceStatus(
             target=self._target,
             kind=TargetKind.PROSE if self._ended and not self._is_log else TargetKind.LOG,
@@ -62,7 +62,7 @@ class LogTexts(Source):
         return min(times), max(times)
 
     def explain_silence(self, seconds: float) -> str:
-        """Say what a log must have."""
+        """Explain what a log must have."""
         return f"{self._target}: {NO_STATISTICS}"
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What a line of a log says of an engine's memory: vLLM's bill in its wordings from 0.8 to 0.33, and kvscope's own.
+"""The memory facts in a line of a log: vLLM's breakdown in its wordings from 0.8 to 0.33, and kvscope's own.
 
-Figures are in GiB as printed, rounded to two decimals; what is printed in bytes stays in bytes.
+Sizes are in GiB as printed, rounded to two decimals. Values printed in bytes stay in bytes.
 
     fact                             from
     -------------------------------  ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """An engine's metrics page, scraped again and again: figures of an engine that has no probe.
 
-A scrape that fails is counted and leaves a gap; the next one goes on from there.
+A scrape that fails is counted and leaves a gap. The next one goes on from there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVERY_S: Final = 5.0
 
 
 class BadPage(SourceError):
-    """The page cannot be read, or is no engine's; the message says why and what to do."""
+    """The page cannot be read, or is no engine's. The message names the reason and the remedy."""
 
 
 class MetricsPage(Source):
@@ -74,7 +74,7 @@ class MetricsPage(Source):
         self._last_ns = 0
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> list[Record]:
-        """Return what the page reports, if the next scrape is due within `timeout_s`; a failed one is counted."""
+        """Return the records of the page, if the next scrape is due within `timeout_s`. A failed one is counted."""
         due_s = (self._next_ns - self._clock.monotonic_ns()) / 1e9
         if due_s > timeout_s:
             time.sleep(timeout_s)

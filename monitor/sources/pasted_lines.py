@@ -34,7 +34,7 @@ MOST_CHARACTERS: Final = 4_000
 
 
 class PastedLine(NamedTuple):
-    """One line without its decoration, from 1 on; `joined` and `spaced` hold the lines that continue it too."""
+    """One line without its decoration, from 1 on. `joined` and `spaced` hold the lines that continue it too."""
 
     number: int
     text: str
@@ -58,7 +58,7 @@ def pasted_lines(lines: Iterable[str], first: int = 1) -> Iterator[PastedLine]:
 
 
 def undecorated(raw: str) -> str:
-    """The line without colours, marks of quotation, fences and its end."""
+    """Return the line without colours, marks of quotation, fences and its end."""
     text = raw.rstrip("\r\n")
     if "  " in text and "throughput: " in text:
         text = _SPACES.sub(" ", text)  # a web page's table pads the words of a line

@@ -1,7 +1,7 @@
-"""The past of engines that a Prometheus server scraped, with nobody watching.
+"""The past of engines that a Prometheus server scraped, without a kvscope service at the time.
 
 Asked for are the series as they were stored (a range selector in an instant query): each sample at its own time, a gap
-as a gap, a counter's reset where it was. Whatever answers to Prometheus's HTTP API will do.
+as a gap, a counter's reset where it was. Any server with Prometheus's HTTP API will do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 DEFAULT_PAST_S: Final = 7200.0
 """How far back a Prometheus server is read, unless a window is given."""
 MOST_STORED: Final = 600
-"""Moments that a window from before what is read is asked at: a chart has no more."""
+"""Number of times in a query for a window from before the read span: a chart has no more."""
 LEAST_STEP_S: Final = 60
 """Between them: scrapes are that far apart at most, or one would count as several."""
 MANY_STORED: Final = 200_000
@@ -55,7 +55,7 @@ FOLLOW_EVERY_S: Final = 5.0
 
 
 class BadHistory(SourceError):
-    """The server does not answer, or has nothing of an engine; the message says why and what to do."""
+    """The server does not answer, or has no data of an engine. The message names the reason and the remedy."""
 
 
 AtSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -90,8 +90,8 @@ def seconds(text: str) -> int:
 
 
 class PrometheusHistory(Source):
-    """What the server at `url` stored of engines: the latest two hours or what `select` names, or, when followed, each
-    sample as the server gets it. Raises BadTarget if `url` is no address.
+    """The data of the server at `url` about engines: the latest two hours or the span that `select` names, or, when
+    followed, each sample as the server gets it. Raises BadTarget if `url` is no address.
     """
 
     has_past = True
@@ -186,7 +186,9 @@ class PrometheusHistory(Source):
         return records
 
     def _seconds_to_ask(self) -> int:
-        """The past to look back on at first, later what came since the last sample of the engine that is behind."""
+        """Return the length of the past to ask for at first, and later the time since the last sample of the engine
+        that is behind.
+        """
         look_back_s = self._options.look_back_s or DEFAULT_PAST_S
         if not self._last_ms:
             return round(look_back_s)

@@ -29,7 +29,8 @@ def record_ns(record: Record) -> int:
 
 
 class Recording(Source):
-    """The records under `path`. Iterated, it yields the frames alone; polled, samples, facts and KV events too.
+    """The records under `path`. Iterated, it yields the frames alone. Polled, it yields samples, facts and KV events
+    too.
 
     `bad_frames` and `bytes_lost` count what could not be read. `engine` is the name to give the engine, empty for its
     own. Raises journal.NotAJournal if there is no recording at `path`.
@@ -97,7 +98,7 @@ class Recording(Source):
         return min(times, default=0), max(times, default=0)
 
     def records(self) -> Iterator[Record]:
-        """Yield every record, in order; as for iteration, a keyframe before its epoch's beginning is left out."""
+        """Yield every record, in order. As for iteration, a keyframe before its epoch's beginning is left out."""
         held: Keyframe | None = None
         for record in self._decoded():
             begun = record.epoch if isinstance(record, Batch) and record.sequence == 0 else None

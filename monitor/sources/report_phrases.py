@@ -1,4 +1,4 @@
-"""What people say of an engine in their own words: phrases by the concept that each names, English and Chinese.
+"""Phrases of people about an engine, by the concept that each names, English and Chinese.
 
 A phrase is one observation, not a cause. Which causes a set of them suggests is for
 kvscope.monitor.detectors.hypotheses to weigh. A phrase that the sentence denies ("no preemptions") is left out.
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kvscope.monitor.sources.pasted_lines import PastedLine
 
 MOST_PROSE: Final = 100_000
-"""Characters: nobody writes a longer report."""
+"""Characters: no real report is longer."""
 MOST_QUOTED_WORDS: Final = 90
 
 _NEAR: Final = r"[^.。\n]{0,60}?"
@@ -339,7 +339,7 @@ def _is_supposed(text: str, match: re.Match[str]) -> bool:
 
 
 def _paragraphs(lines: Iterable[PastedLine]) -> Iterator[tuple[list[tuple[int, int]], str]]:
-    """Runs of lines of prose as one text each, with where in it each line begins."""
+    """Yield runs of lines of prose as one text each, with where in it each line begins."""
     starts: list[tuple[int, int]] = []
     text, last, total = "", 0, 0
     for line in lines:

@@ -1,6 +1,6 @@
-"""What every source is: something that is opened, polled for records and closed, and that reports how it is.
+"""The interface of every source: it is opened, polled for records and closed, and reports its status.
 
-SourceError      the source cannot be read, or lacks what was asked for; the message says what to do
+SourceError      the source cannot be read, or lacks the requested data
 └─ BadTarget     the target on the command line names no source
 """
 
@@ -24,7 +24,7 @@ LOOK_BACK_S: Final = 600.0
 
 
 class SourceError(CannotTell):
-    """The source cannot be read, or lacks what was asked for. The message says what to do."""
+    """The source cannot be read, or lacks what was asked for. The message names the remedy."""
 
 
 def nothing_known(_engine: str, _epoch: int) -> int:
@@ -45,7 +45,7 @@ class SourceOptions:
     own. follow: read on as the source grows, instead of reading its past to the end. look_back_s: how much of its past
     a followed source brings first, None for all. engine: the name to give the engine, empty for its own. known: the
     next batch that a ledger lacks of an engine's epoch, -1 if it has none. unkept: the first batch that no history has,
-    -1 if that is not known; without a ledger it is read, and kept, from there. kept_until_ns: wall time of the last
+    -1 if that is not known. Without a ledger, reading and keeping begin there. kept_until_ns: wall time of the last
     sample of an engine that is kept and need not be read again.
     """
 
@@ -60,7 +60,7 @@ class SourceOptions:
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a source is. `target` shows no password; `kind` names the type of source, such as stream or metrics.
+    """How a source is. `target` shows no password. `kind` names the type of source, such as stream or metrics.
 
     in_step: the state is known and nothing is missing. ended: no more records will come. error: why nothing can be
     read now, empty while reading works. skipped: messages, scrapes or records left out because they could not be read.
@@ -82,12 +82,12 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def engine(self) -> str:
-        """The first engine; empty while none is known."""
+        """The first engine, or an empty string while none is known."""
         return self.engines[0] if self.engines else ""
 
 
 class Source(Protocol):
-    """Brings records of one or more engines. One thread uses it; `status` may be called from any thread.
+    """Brings records of one or more engines. One thread uses it, but `status` may be called from any thread.
 
     Subclass it and implement `poll` and `status`. A source that reads a server over and over reports a failed attempt
     in its status and tries again at the next poll.
@@ -103,7 +103,7 @@ class Source(Protocol):
     """For how long a poll may block beyond the time it is given: the timeout of a request."""
 
     def open(self) -> None:
-        """Connect. Raises SourceError or ContractError; may be called again after that."""
+        """Connect. Raises SourceError or ContractError, and may be called again after that."""
         return
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
@@ -129,7 +129,7 @@ class Source(Protocol):
         return encode(frame)
 
     def bounds(self) -> tuple[int, int]:
-        """Return when its past begins and ends, in wall ns; 0 where that is not known. Raises SourceError."""
+        """Return when its past begins and ends, in wall ns, or 0 where that is not known. Raises SourceError."""
         return 0, 0
 
     def select(self, since_ns: int, until_ns: int) -> None:
@@ -144,15 +144,15 @@ class Source(Protocol):
         return []
 
     def explain_silence(self, seconds: float) -> str:
-        """Say what to check when nothing was received for `seconds`."""
+        """Explain what to check when nothing was received for `seconds`."""
         return f"{self.status().target}: nothing was received for {seconds:.0f} s"
 
 
 def until_in_step(source: Source, timeout_s: float) -> Iterator[Sequence[Record]]:
-    """Open `source` and poll it until its state is known; yield what comes.
+    """Open `source` and poll it until its state is known. Yield the records.
 
-    Raises SourceError if it reports an error first, or if its state is not known after `timeout_s`; what `open` and
-    `poll` raise passes through.
+    Raises SourceError if it reports an error first, or if its state is not known after `timeout_s`. Errors of `open`
+    and `poll` pass through.
     """
     started = monotonic()
     source.open()
@@ -170,7 +170,7 @@ def until_in_step(source: Source, timeout_s: float) -> Iterator[Sequence[Record]
 
 
 def read_to_end(source: Source) -> Iterator[Sequence[Record]]:
-    """Open `source` and read its past to the end. What `open` and `poll` raise passes through."""
+    """Open `source` and read its past to the end. Errors of `open` and `poll` pass through."""
     source.open()
     while not source.status().ended:
         yield source.poll(POLL_WAIT_S)
@@ -179,4 +179,4 @@ def read_to_end(source: Source) -> Iterator[Sequence[Record]]:
 
 
 READ_ERRORS: Final = (BadTarget, SourceError, ContractError)
-"""What reading a source may raise."""
+"""The errors of reading a source."""

@@ -143,7 +143,7 @@ def _plugin_for(target: str) -> plugins.Plugin | None:
 
 
 def source_plugins() -> dict[str, plugins.Plugin]:
-    """Return the plug-ins by their scheme; one whose name is no scheme, or a built-in one, is refused and reported."""
+    """Return the plug-ins by their scheme. One whose name is no scheme, or a built-in one, is refused and reported."""
     usable = {}
     for plugin in plugins.load(plugins.SOURCE_GROUP):
         if plugin.name in BUILT_IN_SCHEMES or not SCHEME.fullmatch(f"{plugin.name}://"):

@@ -1,4 +1,4 @@
-"""A support bundle: a zip with a part of an engine's events in which nobody is named, and what was found in them."""
+"""A support bundle: an anonymized zip with a part of an engine's events, and the findings in them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvscope.monitor.sources.zip_members import ZIP_DAMAGE, members_of, pieces_o
 EVENTS_FOLDER: Final = "events/"
 """The folder in it that is a journal."""
 OTHER_MEMBERS: Final = frozenset(("README.txt", "report.txt", "report.json", "configuration.json", "versions.json"))
-"""What else it has. Other archives may have one or two files of these names."""
+"""Its other members. Other archives may have one or two files of these names."""
 BEGINNING_BYTES: Final = 1 << 20
 ZIP: Final = b"PK\x03\x04"
 
 
 class NotABundle(BadTarget):
-    """The file is a zip, and no bundle of ours, or a damaged one; the message says why."""
+    """The file is a zip, and no bundle of ours, or a damaged one. The message gives the reason."""
 
 
 def is_bundle(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Tells by its form or content what a target on the command line is, without connecting anywhere."""
+"""Determines by its form or content what a target on the command line is, without connecting anywhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Reads what a text says beside statistics and facts: classes of lines, states in other forms, phrases,"
-" unknown lines."""
+"""Reads a text beside statistics and facts: classes of lines, states in other forms, phrases, unknown lines."""
 
 from __future__ import annotations
 
@@ -25,20 +24,20 @@ MOST_REPORT_LINES: Final = 5_000
 LINES_OF_A_LIST: Final = 5
 """A list of an engine's state on several lines is no longer."""
 WORDS_BEFORE: Final = 2
-"""A bullet, a number or a name may stand before a pasted line; a sentence has more words."""
+"""A bullet, a number or a name may stand before a pasted line. A sentence has more words."""
 LOG_HEAD: Final = re.compile(
     r"\b(?:INFO|WARNING|ERROR|DEBUG)\b.{0,40}\d\d:\d\d|(?:Error|Exception|Warning)(?:: |\([\"'])"
     r"|\[TensorRT-LLM\]\[\w{1,10}\]|\bERROR \w{1,40}\{"
 )
-"""What stands before an engine's message: its logger's head, or the exception's name."""
+"""The text before an engine's message: its logger's head, or the exception's name."""
 SAID_PREFIX: Final = "said:"
-"""What the names of phrases begin with."""
+"""The prefix of the names of phrases."""
 METRIC_READ: Final = "metric_read"
 ABOUT_MEMORY: Final = re.compile(r"\bKV\b|kv[_-]?cache|\bblocks?\b|\bout of memory\b|\bpreempt|\bevict", re.IGNORECASE)
 
 
 class TextEvent(NamedTuple):
-    """What one line brought up; `line` counts from 1."""
+    """An event of one line. `line` counts from 1."""
 
     line: int
     name: str
@@ -57,7 +56,7 @@ class DescribedState(NamedTuple):
 
 
 class TextEvents:
-    """Feed it the lines of one text that are no statistics; ask for the phrases at the end."""
+    """Pass it the lines of one text that are no statistics, and ask for the phrases at the end."""
 
     def __init__(self) -> None:
         self.unknown_lines: list[int] = []
@@ -74,8 +73,8 @@ class TextEvents:
         self._metrics_at = 0
 
     def events(self, line: PastedLine, text: str, joined: str, spaced: str, is_known: bool) -> list[TextEvent]:
-        """What the line is of the known classes. `text` is its message, without a logger's JSON; `is_known`: a fact was
-        read in it.
+        """Return the known classes of the line. `text` is its message, without a logger's JSON. `is_known`: it
+        contained a fact.
         """
         self._lines = line.number
         self._first_line = self._first_line or line.number
@@ -113,14 +112,16 @@ class TextEvents:
                 self._metrics[field] = max(reading.value, self._metrics.get(field, 0.0))
 
     def told_states(self) -> Iterator[DescribedState]:
-        """What prose lists, and what a pasted page has: for a text without statistics."""
+        """Yield the states in prose or on a pasted page, for a text without statistics."""
         self._take_list()
         yield from self._told
         if "running" in self._metrics:
             yield DescribedState(self._metrics_at, self._metrics, "")
 
     def phrases(self) -> list[TextEvent]:
-        """What a person says in the text, if it is a report; the events are named SAID_PREFIX and the concept."""
+        """Return a person's phrases in the text, if it is a report. The events are named SAID_PREFIX and the
+        concept.
+        """
         if self._lines > MOST_REPORT_LINES:
             return []
         return [TextEvent(said.line, SAID_PREFIX + said.concept, {}, said.quote) for said in said_phrases(self._prose)]
@@ -138,7 +139,7 @@ class TextEvents:
         self._listed = {}
 
     def _is_told(self, line: PastedLine, text: str, match: MatchedLine) -> bool:
-        """Whether a sentence mentions it. A log's line may stand within one, with its level before it; a title that has
+        """Whether a sentence mentions it. A log's line may stand within one, with its level before it. A title that has
         the message's numbers is the message.
         """
         if line.is_record or LOG_HEAD.search(text[: match.start + len("Error: ")]) is not None:

@@ -29,7 +29,7 @@ ZIP_DAMAGE: Final = (
     RuntimeError,
     ValueError,
 )
-"""What reading a damaged, encrypted or forged zip raises."""
+"""Errors of reading a damaged, encrypted or forged zip."""
 PIECE_BYTES: Final = 1 << 20
 _ENCRYPTED: Final = 1
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

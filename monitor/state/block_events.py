@@ -294,7 +294,7 @@ def _add_owner(state: EngineState, block: int, number: int) -> None:
 
 
 def _keep_holder(state: EngineState, holders: list[int], block: int, number: int) -> None:
-    """Add a holder of a block; the number of them is bounded, since each release searches them."""
+    """Add a holder of a block. The number of them is bounded, since each release searches them."""
     if len(holders) < limits.BLOCK_HOLDERS:
         holders.append(number)
     else:

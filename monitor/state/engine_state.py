@@ -206,7 +206,7 @@ class EngineState:
     # ---------------------------------------------------------------- queries
 
     def owners(self, block: int) -> list[int]:
-        """The numbers of the requests whose tables name the block."""
+        """Return the numbers of the requests whose tables name the block."""
         first = self.owner[block]
         return [] if first < 0 else [first, *self.more.get(block, ())]
 
@@ -244,7 +244,7 @@ class EngineState:
         return {block: extra for block, extra in sorted(surplus.items()) if extra > 0}
 
     def _suspects(self) -> set[int]:
-        """The only blocks whose references can be unexplained."""
+        """Return the only blocks whose references can be unexplained."""
         suspects = set(self.detached) | self.orphans
         for record in self.requests.values():
             if record.status >= FIRST_FINISHED:

@@ -2,7 +2,7 @@
 
 A hash names the content of a block. Content that is cached again after its eviction had to be recomputed. Memory is
 bounded to the content evicted last, by the requests that evicted last: of a small pool, to the content of so many
-pools. What is older than that would have been evicted meanwhile by any load.
+pools. Any load would have evicted older content meanwhile.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Evictions:
         self.gone: dict[int, Evictor] = {}
         """By hash of evicted content that is not cached again: the request that evicted it."""
         self.pool = 0
-        """Blocks of the pool; 0 until it is known."""
+        """Blocks of the pool, or 0 until it is known."""
         self._by_request: dict[int, Evictor] = {}
 
     def evict(

@@ -68,8 +68,8 @@ def apply_events(
 ) -> None:
     """Fold events into `state`, in order.
 
-    The lists are a batch's columns, or a log's lists before they are packed; `sequence` is the batch's number. Events
-    laid out as SCHEMA describes never raise; others may (IndexError, ValueError, OverflowError).
+    The lists are a batch's columns, or a log's lists before they are packed. `sequence` is the batch's number. Events
+    laid out as SCHEMA describes never raise. Others may (IndexError, ValueError, OverflowError).
     """
     state.sequence = sequence
     samples = state.samples

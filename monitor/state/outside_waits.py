@@ -9,7 +9,7 @@ MAX_WAITS_KEPT: Final = 128
 
 
 class OutsideWait(NamedTuple):
-    """A wait that ended, on the engine's monotonic clock. `blocks`: what was transferred; 0 for a grammar."""
+    """A wait that ended, on the engine's monotonic clock. `blocks`: the blocks transferred, 0 for a grammar."""
 
     began_ns: int
     ended_ns: int
@@ -27,7 +27,7 @@ class WaitHistory:
         self.ended.append(OutsideWait(began_ns, ended_ns, blocks))
 
     def longest_s(self, blocks: int = 0) -> float:
-        """Return how long one of so many blocks took at most, in proportion where it is larger than any seen; 0 if
+        """Return how long one of so many blocks took at most, in proportion where it is larger than any seen, or 0 if
         none was seen.
         """
         longest = max((wait.ended_ns - wait.began_ns for wait in self.ended), default=0) / 1e9

@@ -1,6 +1,6 @@
 """The records of an engine's state: requests, deferrals, steps, tiers, totals.
 
-Times end in _ns and are monotonic; 0 means "not yet". Names that end in _at are the stream position of the event that
+Times end in _ns and are monotonic. 0 means "not yet". Names that end in _at are the stream position of the event that
 reported the value (EngineState.position), below 0 if unknown.
 """
 
@@ -34,7 +34,9 @@ class RequestState(msgspec.Struct, array_like=True):
     finished_ns: int = 0
     client_gone_ns: int = 0
     stalled_ns: int = 0
-    """When the engine's own watchdog last reported no progress; 0 if never, or if the request has progressed since."""
+    """When the engine's own watchdog last reported no progress, or 0 if never, or if the request has progressed
+    since.
+    """
     stalled_since_step: int = -1
     stalled_cause: int = Cause.NONE
     prompt_tokens: int = 0
@@ -56,11 +58,11 @@ class RequestState(msgspec.Struct, array_like=True):
     blocks: list[int] = []
     waited_ns: dict[int, int] = {}
     fetching_ns: int = 0
-    """When the current fetch of its KV began, whether or not it has ended; 0 if there is none."""
+    """When the current fetch of its KV began, whether or not it has ended, or 0 if there is none."""
     fetch_ended_ns: int = 0
-    """When the connector reported the end of this fetch, until the engine processes it; 0 otherwise."""
+    """When the connector reported the end of this fetch, until the engine processes it, and 0 otherwise."""
     ready_ns: int = 0
-    """When the awaited result arrived, until the scheduler inspects the request again; 0 otherwise."""
+    """When the awaited result arrived, until the scheduler inspects the request again, and 0 otherwise."""
     self_preemptions: int = 0
     """Consecutive preemptions for a block of its own, alone in the pool, without an output token in between."""
     self_preempted_ns: int = 0
@@ -78,7 +80,7 @@ class RequestState(msgspec.Struct, array_like=True):
     trace: TraceContext | None = None
     """The caller's trace context, if the request carried one."""
     arrived_at: int = UNKNOWN_POSITION
-    """The position of its arrival; before that, of its reception."""
+    """The position of its arrival, or of its reception before that."""
     since_at: int = UNKNOWN_POSITION
     refused_at: int = UNKNOWN_POSITION
     """The position of its last failed allocation."""
@@ -89,7 +91,7 @@ class RequestState(msgspec.Struct, array_like=True):
     ready_at: int = UNKNOWN_POSITION
     stalled_at: int = UNKNOWN_POSITION
     not_queued_ns: int = 0
-    """When the engine was last seen to have it in none of its queues; 0 if never, or if it has moved since."""
+    """When the engine was last seen to have it in none of its queues, or 0 if never, or if it has moved since."""
     not_queued_at: int = UNKNOWN_POSITION
     admitted_tokens: int = UNKNOWN_TOKENS
     """Tokens whose KV the prefix cache or a fetch had supplied when it was last admitted."""
@@ -121,7 +123,7 @@ class Deferral(msgspec.Struct, array_like=True):
     lease_deadline_ns: int
     blocks: set[int]
     fence_passed_ns: int = 0
-    """When the step it is fenced behind completed; 0 before, and if there is none."""
+    """When the step it is fenced behind completed, or 0 before, and if there is none."""
     since_at: int = UNKNOWN_POSITION
     changed_at: int = UNKNOWN_POSITION
     """The position where blocks were last added to it or freed from it."""
@@ -157,8 +159,8 @@ class Preemption(NamedTuple):
     """Block references released until then in this epoch."""
     at: int = UNKNOWN_POSITION
     computed: int = 0
-    """Of `tokens_lost`, those computed since it was last admitted: what the prefix cache or a fetch supplied is not of
-    these. 0 if that is unknown.
+    """The part of `tokens_lost` computed since it was last admitted, without tokens that the prefix cache or a fetch
+    supplied. 0 if that is unknown.
     """
 
 
@@ -219,7 +221,7 @@ class StepInFlight(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """The engine as the drain thread saw it; see SCHEMA[Kind.HEARTBEAT]."""
+    """The engine as the drain thread saw it (see SCHEMA[Kind.HEARTBEAT])."""
 
     at_ns: int
     last_sequence: int

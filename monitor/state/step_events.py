@@ -125,5 +125,5 @@ def fold_stack(state: EngineState, args: list[int], texts: Mapping[int, str]) ->
 
 
 def fold_memory(state: EngineState, args: list[int], _texts: Mapping[int, str]) -> None:
-    """Keep the memory breakdown; see SCHEMA[Kind.MEMORY]."""
+    """Keep the memory breakdown (see SCHEMA[Kind.MEMORY])."""
     state.memory, state.places.memory = args, state.position

@@ -1,4 +1,4 @@
-"""What recent steps computed, and how long each took."""
+"""The work of recent steps, and how long each took."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_SECONDS: Final = 1e-5
 
 
 class StepWork(NamedTuple):
-    """What a step computes. `context`: KV tokens of its requests; `pairs`: of new tokens and context, of prompts."""
+    """The work of a step. `context`: KV tokens of its requests. `pairs`: of new tokens and context, of prompts."""
 
     tokens: int
     context: int
@@ -40,7 +40,7 @@ class StepTimes:
         self.completed_ns = 0
         """When a step last completed, on the engine's monotonic clock."""
         self.last_work: StepWork | None = None
-        """What the step computes whose launch was received last."""
+        """The work of the step whose launch was received last."""
         self._in_flight: dict[int, tuple[int, StepWork, dict[int, int]]] = {}
         """By step: when it was launched, its work, and its tokens of each request."""
         self._decode: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
@@ -77,7 +77,7 @@ class StepTimes:
         self.completed_ns = at_ns
 
     def work_of(self, step: int) -> StepWork | None:
-        """Return the work of a step in flight; None if its launch was not seen."""
+        """Return the work of a step in flight, or None if its launch was not seen."""
         launched = self._in_flight.get(step)
         return launched[1] if launched is not None else None
 

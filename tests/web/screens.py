@@ -1,4 +1,6 @@
-"""Pictures of every view during two incidents, in light and dark, for docs/screens: python -m tests.web.screens [NAME…]
+"""Pictures of every view during two incidents, in light and dark, for docs/screens.
+
+    python -m tests.web.screens [NAME…]
 
 The name `demo` is of docs/page.png: the timeline of `make demo`. A picture is replaced only if it has changed to the
 eye: letters are not drawn alike everywhere, to the last pixel.

@@ -1,1 +1,1 @@
-"""The views, one in each module; dashboards/web/view_registry.py lists them."""
+"""The views, one in each module (dashboards/web/view_registry.py lists them)."""

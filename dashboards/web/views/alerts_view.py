@@ -21,7 +21,7 @@ MAX_SHOWN_ALERTS = 200
 
 
 def view(query: Query, here: Here) -> PageView:
-    """All of it; alerts and deliveries that match the filters of the address."""
+    """Return all alerts, silences and deliveries that match the filters of the address."""
     state = query.alert_state()
     texts = {finding.id: finding.explanation for finding in query.findings("firing")}
     code, engine = here.place.get("code"), here.place.get("on")
@@ -126,7 +126,7 @@ def _silence_section(here: Here, state: AlertStateView) -> list[Any]:
 
 
 def _new_silence(here: Here, state: AlertStateView) -> html.Details:
-    """A form that the service's own API takes, by code, by engine, or by both."""
+    """Return a form that the service's own API takes, by code, by engine, or by both."""
     codes = sorted(
         {threshold.name.rpartition(".")[0] for threshold in state.thresholds} | {one.code for one in state.open}
     )
@@ -230,7 +230,7 @@ def _receiver_state(one: ReceiverView) -> str:
 
 
 def _threshold_section(thresholds: Sequence[ThresholdView], *, alone: bool) -> list[Any]:
-    """All thresholds; unfolded where they are alone on the page."""
+    """Return all thresholds, unfolded where they are alone on the page."""
     rows = [
         html.Tr(
             [

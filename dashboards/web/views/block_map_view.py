@@ -1,4 +1,4 @@
-"""The block map: every block as it is, or was at any moment, the events around that, and why the chosen one is held.
+"""The block map: every block at any time, the events around it, and the owners of the chosen one.
 
 /blocks?colour=owner&at=MOMENT        coloured by state, owner, age, references or prefix
 /blocks?id=REQUEST                    with that request's blocks marked
@@ -27,11 +27,11 @@ from kvscope.monitor.text import percent
 COLOURING_CHOICES: Final = ("state", *get_args(Colouring))
 MAX_MAP_EVENTS: Final = 60
 STEPS: Final = 600
-"""Of the slider."""
+"""Steps of the slider."""
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The map under its slider, and the events beside it."""
+    """Return the map under its slider, and the events beside it."""
     place, moment = here.place, here.moment
     engine = engine_then(query, here)
     blocks = query.block_map(here.name, moment)
@@ -110,7 +110,7 @@ def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) 
 
 
 def _several(blocks: BlockMap, by: str) -> list[html.P]:
-    """What a cell is, where it is not one block."""
+    """Return the meaning of a cell, where it is not one block."""
     per_cell = block_map_image.grid(blocks.total).per_cell
     which = "the one that asks for attention most" if by == COLOURING_CHOICES[0] else "one of them"
     words = f"Each cell is {per_cell:,} blocks, in the colour of {which}."
@@ -154,7 +154,7 @@ def _colour_legend(place: PagePlace, colours: BlockColours) -> list[html.Li]:
 
 
 def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
-    """Those around the moment, and the place in them of the last that had happened then (-1: none)."""
+    """Return the events around the time, and the index of the last that had happened then (-1: none)."""
     name, moment = here.name, here.moment
     if not moment:
         events = query.events(name, here.window.since, limit=MAX_MAP_EVENTS)
@@ -172,14 +172,14 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
 
 
 def _since_heard(query: Query, here: Here) -> Here:
-    """Without what is before anything was heard: a young engine's slider would begin with nothing."""
+    """Return the place without the time before the first event, with which a young engine's slider would begin."""
     first = query.history(here.name).first
     since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)
     return here._replace(window=here.window._replace(since_ns=since_ns))
 
 
 def _scrub(here: Here, at: str | None, events: Sequence[EventView], chosen: int) -> list[Any]:
-    """A slider over the window, and a step to the event before and after."""
+    """Return a slider over the window, and a step to the event before and after."""
     window, place = here.window, here.place
     first, last = window.since_ns // 1_000_000, window.until_ns // 1_000_000
     now = min(max(round(datetime.fromisoformat(at).timestamp() * 1000), first), last) if at else last
@@ -227,7 +227,7 @@ def _map_events(place: PagePlace, events: Sequence[EventView], chosen: int) -> l
 
 
 def _last_of_alike(events: Sequence[EventView], chosen: int) -> list[tuple[int, int]]:
-    """The last of each run of events that read alike, and how many they are. A run ends at the chosen one."""
+    """Return the last of each run of events that read alike, and how many they are. A run ends at the chosen one."""
     runs: list[tuple[int, int]] = []
     for number, event in enumerate(events):
         alike = number > 0 and _map_summary(event) == _map_summary(events[number - 1]) and number - 1 != chosen

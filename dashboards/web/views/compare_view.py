@@ -39,7 +39,9 @@ NO_TIME: Final = "Where no time is given: as long a time just before it, or of a
 
 
 def view(query: Query, here: Here) -> PageView:
-    """In a sentence, as figures, as findings, and both pools over time; and the form to choose other windows."""
+    """Return the comparison in a sentence, as a table, as findings, and both pools over time, with the form to choose
+    other windows.
+    """
     try:
         told = _compared(query, here)
     except (NotKnown, BadQuestion) as error:
@@ -66,7 +68,7 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _compared(query: Query, here: Here) -> Diff:
-    """Raises NotKnown, and BadQuestion for what cannot be compared."""
+    """Return the comparison. Raises NotKnown, and BadQuestion for windows that cannot be compared."""
     place, window = here.place, here.window
     since, until = window.since, "" if window.live else window.until
     if not (place.since or place.until or place.at):
@@ -107,7 +109,7 @@ def _window_sides(place: PagePlace, told: Diff) -> html.Dl:
 
 
 def _window_when(side: WindowStats, told: Diff) -> str:
-    """From when to when; with the days where they are not the same."""
+    """Return from when to when, with the days where they are not the same."""
     days = {(at or "")[:10] for one in (told.before, told.after) for at in (one.since, one.until)}
     since, until = (
         clock_text(at) if len(days) == 1 or not at else f"{at[:10]} {clock_text(at)}" for at in (side.since, side.until)
@@ -171,7 +173,7 @@ def _window_time(name: str, words: str, value: str) -> html.Label:
 
 
 def _local(text: str, now_ns: int) -> str:
-    """A TIME of the address as a field has it; empty for none, and for what is no time."""
+    """Return a TIME of the address as a field has it, or an empty string for none, and for an invalid one."""
     try:
         return rfc3339(wall_ns(text, now_ns))[:19] if text else ""
     except BadQuestion:
@@ -235,7 +237,7 @@ def _metric_row(row: MetricRow) -> html.Tr:
 
 
 def metric_in_words(name: str) -> str:
-    """A wait has its reason in words."""
+    """Return the name of a metric, with the reason of a wait in words."""
     what, *reasons, share = name.split(", ") if name.startswith("waited, ") else (name, "")
     return ", ".join([what, *map(in_words, reasons), share]) if reasons else name
 
@@ -251,7 +253,7 @@ def _metric_value(value: float | None, unit: str) -> str:
 
 
 def _by(row: MetricRow) -> str:
-    """By how much it changed, of what it was; of next to nothing there is no such figure."""
+    """Return the relative change, which does not exist for next to nothing."""
     if row.change in ("same", "") or not row.before or row.after is None:
         return ""
     if _metric_value(row.before, row.unit) == _metric_value(0.0, row.unit):
@@ -347,7 +349,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
 
 
 def _chosen_windows(place: PagePlace, window: PageWindow) -> int | None:
-    """The moment that is chosen, if it is in this window."""
+    """Return the moment that is chosen, if it is in this window."""
     try:
         at_ns = wall_ns(place.at, window.until_ns)
     except BadQuestion:  # none, or the position of an event
@@ -367,7 +369,7 @@ def _window_marks(place: PagePlace, side: WindowStats, window: PageWindow) -> li
 
 
 def _says(words: str, points: Sequence[PointView]) -> str:
-    """What the chart shows, for who cannot see it."""
+    """Return the chart in words, for screen readers."""
     last = points[-1]
     times = f"from {clock_text(points[0].at)} to {clock_text(last.at)} UTC"
     return f"{words}, {times}. At its end, {pool_text(last)}; requests: {queue_text(last)}."

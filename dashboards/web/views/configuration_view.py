@@ -34,7 +34,7 @@ class EngineStart(NamedTuple):
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The fields as they are at the moment that is looked at, and the last starts."""
+    """Return the fields at the time of the page, and the last starts."""
     engine = engine_then(query, here)
     rows = [
         html.Tr([html.Th(name, scope="row"), html.Td(value_text(value))])
@@ -51,7 +51,7 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def last_starts(query: Query, here: Here) -> list[EngineStart]:
-    """The last starts whose epoch before is known, the latest first."""
+    """Return the last starts whose epoch before is known, the latest first."""
     epochs = query.history(here.name).epochs[-MOST_STARTS - 1 :]
     starts = []
     for before, after in pairwise(epochs):
@@ -62,7 +62,7 @@ def last_starts(query: Query, here: Here) -> list[EngineStart]:
 
 
 def _configuration(query: Query, name: str, epoch: EpochView) -> dict[str, Any] | None:
-    """The configuration of an epoch; None if it is not kept."""
+    """Return the configuration of an epoch, or None if it is not kept."""
     try:
         engines = query.engines(epoch.until or "")
     except NotKnown:
@@ -71,7 +71,7 @@ def _configuration(query: Query, name: str, epoch: EpochView) -> dict[str, Any] 
 
 
 def before_and_after(place: PagePlace, start: EngineStart, now: str) -> str:
-    """The address that compares the time after a start with as long a time before it."""
+    """Return the address that compares the time after a start with as long a time before it."""
     first_ns, last_ns = (wall_ns(at or now, 0) for at in (start.after.since, start.after.until))
     began_ns, ended_ns = (wall_ns(at or now, 0) for at in (start.before.since, start.before.until))
     span_ns = max(min(last_ns - first_ns, ended_ns - began_ns, MOST_AROUND_START_NS), 1_000_000_000)

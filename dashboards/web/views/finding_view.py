@@ -1,4 +1,4 @@
-"""One finding: who is behind it, what it rests on, what the pool was meanwhile, what to do, and who was told."""
+"""One finding: its requests and blocks, its evidence, the pool meanwhile, its remedy, and its notifications."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MAX_FINDING_EVENTS: Final = 14
 LEAST_COMPARED_NS: Final = 10_000_000_000
 MOST_COMPARED_NS: Final = 600_000_000_000
 SEEN_BEFORE_END_NS: Final = 3_500_000_000
-"""A finding is over a moment after it was seen last: what it was about is there to be looked at so long before."""
+"""A finding ends a moment after it was last seen: its subject is visible this long before."""
 HEARD_AFTER_NS: Final = 1_000_000_000
-"""But not before it was heard of: what an engine does is sent a little later."""
+"""But not before its first report: an engine's events arrive a little later."""
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The one with that `id`."""
+    """Return the finding with that `id`."""
     detail = query.finding(here.place.id)
     finding, points = detail.finding, detail.points
     then = _finding_then(here.place, finding)
@@ -81,7 +81,7 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _finding_then(place: PagePlace, finding: FindingReport) -> PagePlace:
-    """Where it can be seen: now, as long as it is there; else just before it was over."""
+    """Return where it is visible: now, as long as it is there, or else just before its end."""
     place = place._replace(engine=finding.engine)
     if not finding.resolved_at:
         return place
@@ -91,7 +91,7 @@ def _finding_then(place: PagePlace, finding: FindingReport) -> PagePlace:
 
 
 def _root_causes(place: PagePlace, finding: FindingReport) -> list[Any]:
-    """What brings it about, if something else does."""
+    """Return its causes, if other findings cause it."""
     if not finding.caused_by:
         return []
     links = [html.A(code, href=place.to("findings", code=code), className="id") for code in finding.caused_by]
@@ -154,7 +154,7 @@ def _finding_notifications(finding: FindingReport, alerting: NotificationsView) 
 
 
 def _silence_form(finding: FindingReport) -> html.Details:
-    """A form that the service's own API takes: whoever may see this page may send it."""
+    """Return a form that the service's own API takes: everyone who may see this page may send it."""
     matchers = (f"code={finding.code}", f"engine={literally(finding.engine)}")
     hidden = [field("hidden", "matchers", matcher) for matcher in matchers]
     lengths = html.Select(
@@ -228,7 +228,7 @@ def _onset(place: PagePlace, finding: FindingReport, window: PageWindow) -> list
 
 
 def _began(query: Query, then: PagePlace, finding: FindingReport) -> list[Any]:
-    """The events around its beginning."""
+    """Return the events around its beginning."""
     heading = html.H2("Events at its start")
     events: list[EventView] = []
     if finding.since:

@@ -1,4 +1,4 @@
-"""Findings: those that are open and those that are over, each with its life over the window.
+"""Findings: open and resolved ones, each with its duration over the window.
 
 /findings?severity=SEVERITY&code=CODE&state=open&of=all
 
@@ -24,13 +24,13 @@ from kvscope.monitor.text import counted, duration
 SEVERITY_CHOICES: Final = ("critical", "error", "warning", "info")
 FINDING_FILTERS: Final = ("severity", "code", "state", "of")
 FULL_CARDS: Final = 6
-"""So many are shown in full; the rest unfold."""
+"""How many are shown in full. The rest unfold."""
 OPEN: Final = ("open", "open")
 OVER: Final = ("over", "over")
 
 
 def view(query: Query, here: Here) -> PageView:
-    """What is found of the window, as lives over it; what is open at its end, in full."""
+    """Return the findings of the window, as bars over it, and those open at its end, in full."""
     place, window = here.place, here.window
     engine = "" if place.get("of") else here.name
     every = query.findings(None, engine, window.since, "" if window.live else window.until)
@@ -135,12 +135,12 @@ def _rows_of(findings: Sequence[FindingReport]) -> list[list[FindingReport]]:
 
 
 def _axis(window: PageWindow) -> html.Span:
-    """The window's ends, over the bars."""
+    """Return the window's ends, over the bars."""
     return html.Span([html.Span(clock_text(window.since)), html.Span(clock_text(window.until))], className="axis")
 
 
 def _finding_life_bar(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
-    """From when until when (wall ns); as far as the window goes where that is not known, or not over."""
+    """Return from when until when (wall ns), as far as the window goes where that is not known, or not over."""
     began_ns = wall_ns(finding.since, 0) if finding.since else window.since_ns
     ended_ns = wall_ns(finding.resolved_at, 0) if finding.resolved_at else window.until_ns
     return began_ns, max(began_ns, ended_ns)

@@ -222,7 +222,9 @@ def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> h
 
 
 def _engine_cell(engine: FleetEngineView, address: str) -> dict[str, Any]:
-    """Return an engine's link as it is sent: a component for each of a thousand takes longer than all the rest."""
+    """Return an engine's link in its serialized form: a component for each of a thousand takes longer than all the
+    rest.
+    """
     title = f"{engine.engine}: {', '.join(engine.codes) or engine.status}"
     properties = {"children": "", "href": address, "title": title, "className": f"cell {engine.harm}"}
     return {"type": "A", "namespace": "dash_html_components", "props": properties}

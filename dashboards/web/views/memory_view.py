@@ -33,7 +33,9 @@ CALCULATOR_FIELDS: Final = (
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The breakdown, the pool, the suggestions, the calculator. Where no breakdown is known, the pool comes first."""
+    """Return the breakdown, the pool, the suggestions, the calculator. Where no breakdown is known, the pool comes
+    first.
+    """
     breakdown, is_known = _memory_breakdown(query, here)
     sections = {
         "breakdown": html.Section(breakdown, className="card", **aria(label="Memory breakdown")),
@@ -49,7 +51,9 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _memory_breakdown(query: Query, here: Here) -> tuple[list[Any], bool]:
-    """The device's memory by use; False: what reports it, where the engine did not."""
+    """Return the device's memory by use, and True, or where the engine reported none, a note on its sources, and
+    False.
+    """
     try:
         memory = query.memory(here.name)
     except NotKnown as error:
@@ -85,7 +89,7 @@ def _memory_parts(memory: MemoryView) -> list[Any]:
 
 
 def _suggestions(memory: MemoryView) -> list[Any]:
-    """What --kv-cache-memory-bytes would be."""
+    """Return the values for --kv-cache-memory-bytes."""
     lines = []
     now = memory.measured.get("kv_pool")
     for name, words in (("fit_requested", "to fit into the requested share"), ("use_all", "to use all of the device")):

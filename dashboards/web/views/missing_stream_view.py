@@ -1,4 +1,4 @@
-"""What the event stream adds to an engine that is seen through its metrics only, and how to attach it."""
+"""The additions of the event stream for an engine with metrics only, and how to attach it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADDED_BY_STREAM: Final = (
 
 
 def view(_query: Query, here: Here) -> PageView:
-    """The table of what is added, and the two lines that attach it."""
+    """Return the table of additions, and the two lines that attach it."""
     rows = [html.Tr([html.Th(name, scope="row"), html.Td(text)]) for name, text in ADDED_BY_STREAM]
     attached = here.engine.signal == "stream"
     known = (

@@ -19,13 +19,15 @@ from kvscope.monitor.schema import EngineView
 from kvscope.monitor.text import counted, duration
 
 FULL_FINDINGS: Final = 2
-"""So many findings are shown in full; the rest unfold."""
+"""How many findings are shown in full. The rest unfold."""
 SLOW_QUEUE_S: Final = 1.0
 """A shorter time in the queue is not worth the headline."""
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The table of engines, and the findings of all of them that were open then; of many engines the fleet view."""
+    """Return the table of engines, and the findings of all of them that were open then, or the fleet view for many
+    engines.
+    """
     if here.is_fleet:
         return fleet_view.view(query, here)
     then = here.moment
@@ -49,7 +51,7 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> str:
-    """The worst engine in terms of its clients, and how many others have open findings."""
+    """Return the worst engine in terms of its clients, and how many others have open findings."""
     there = _heard(engines)
     if not there:
         return f"No engine is received; the past of {counted(len(engines), 'engine')} is kept"
@@ -77,7 +79,7 @@ def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingRep
 
 
 def _unserved_text(engine: EngineView) -> str:
-    """That clients of the engine get nothing, since when and how many; empty if they are served."""
+    """Return that clients of the engine get nothing, since when and how many, or an empty string if they are served."""
     if engine.status not in UNSERVED:
         return ""
     since = f" since {clock_text(engine.status_since)} UTC" if engine.status_since else ""
@@ -88,12 +90,12 @@ def _unserved_text(engine: EngineView) -> str:
 
 
 def _in_line(title: str) -> str:
-    """A title in the middle of a sentence: names that are all capitals stay as they are."""
+    """Return a title for the middle of a sentence: names that are all capitals stay unchanged."""
     return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 
 def _heard(engines: Sequence[EngineView]) -> int:
-    """How many of them the service has heard itself."""
+    """Return how many of them the service has received itself."""
     return sum(engine.status != "gone" for engine in engines)
 
 

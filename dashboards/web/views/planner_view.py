@@ -78,7 +78,7 @@ PLANNER_FIELDS: Final = {one.name: one for _, group in FIELD_GROUPS for one in g
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The form, the plan, the chart of concurrency over length, the settings and the inputs."""
+    """Return the form, the plan, the chart of concurrency over length, the settings and the inputs."""
     asked, errors = _asked(here)
     plan: CapacityPlan | None = None
     if not errors:
@@ -104,7 +104,7 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _asked(here: Here) -> tuple[dict[str, Any], dict[str, str]]:
-    """The inputs that the address has, and a sentence for each that cannot be read."""
+    """Return the inputs that the address has, and a sentence for each that cannot be read."""
     asked: dict[str, Any] = {}
     errors: dict[str, str] = {}
     for name, one in PLANNER_FIELDS.items():
@@ -145,7 +145,7 @@ FIELD_KINDS: Final = {
 
 
 def _at_its_field(text: str) -> dict[str, str]:
-    """The error under the field whose flag it names; under the form if it names none."""
+    """Return the error under the field whose flag it names, or under the form if it names none."""
     named = [flag.replace("-", "_") for flag in NAMED_FLAG.findall(text)]
     name = next((one for one in named if one in PLANNER_FIELDS), "model" if "the model" in text else "")
     return {name: sentence(text)}

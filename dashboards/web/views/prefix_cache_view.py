@@ -1,4 +1,4 @@
-"""The prefix cache: the tree of shared prefixes, who has them, and what was evicted for whom."""
+"""The prefix cache: the tree of shared prefixes, who has them, and what was evicted for which request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEEPEST: Final = 12
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The forest as it is, or was, and the evictions before that."""
+    """Return the forest at the time of the page, and the evictions before that."""
     told = query.prefix_cache(here.name, here.moment)
     return PageView(
         {
@@ -80,7 +80,7 @@ def _tree(place: PagePlace, told: PrefixCacheView) -> list[Any]:
 
 
 def _in_order(nodes: Sequence[PrefixNode]) -> list[tuple[int, PrefixNode]]:
-    """Each with its depth, right under what it goes on from; of those side by side, the most hit first."""
+    """Return each with its depth, right under its parent, and among siblings the most hit first."""
     known = {node.id for node in nodes}
     under: dict[str, list[PrefixNode]] = {}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""One request: its life as a waterfall of states, what it waits for down to the roots, and what is so of it."""
+"""One request: its phases as a waterfall, its waits down to the roots, and its conditions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PHASE_FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FR
 
 
 def view(query: Query, here: Here) -> PageView:
-    """What is known of request `id`; its story stands beside it."""
+    """Return the details of request `id`, with its event history beside it."""
     place = here.place
     try:
         detail = query.request(here.name, place.id, here.moment)
@@ -48,7 +48,7 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _waterfall(detail: RequestDetail) -> list[Any]:
-    """A bar for each state, from when to when; what was computed again in it is hatched."""
+    """Return a bar for each state, from when to when, with recomputed parts hatched."""
     heading = html.H2("Phases")
     life = detail.phases[-MOST_PHASES:]
     known = [phase for phase in life if phase.since]
@@ -81,7 +81,7 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
 
 
 def _is_past(phase: PhaseView) -> bool:
-    """Whether it has ended and has nothing any more: how long ago that is, is no part of its life."""
+    """Return whether it has ended and holds nothing any more: the time since then is none of its phases."""
     return phase.state.startswith("FINISHED") and not phase.blocks
 
 

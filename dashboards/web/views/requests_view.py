@@ -1,4 +1,4 @@
-"""Requests: where each one is, why, since when, what it holds and what it waited for; by any column, of any kind.
+"""Requests: the state of each, its reason, its age, its blocks and its waits, by any column, of any kind.
 
     /requests?q=TEXT&state=STATE&reason=REASON&holding=1&sort=COLUMN&page=N
 
@@ -60,7 +60,7 @@ REQUEST_FILTERS: Final = ("q", "state", "reason", "holding", "sort")
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The table, with what it is narrowed to."""
+    """Return the table, with its filters."""
     place = here.place
     if here.engine.signal == "metrics":
         raise NotKnown("requests are in the event stream, one by one: this engine is seen through /metrics only")
@@ -87,8 +87,8 @@ def _is_request_wanted(place: PagePlace, request: RequestView) -> bool:
 
 
 def _ordered(place: PagePlace, requests: list[RequestView], culprits: Collection[str]) -> list[RequestView]:
-    """By the column that was asked for; else culprits of open findings first, then who is longest in its state, those
-    that have ended last.
+    """Return them by the column in the address, or else culprits of open findings first, then by time in their state,
+    and those that have ended last.
     """
     asked = place.get("sort")
     column = BY_NAME.get(asked.removeprefix("-"))
@@ -111,7 +111,7 @@ def _requests_headline(every: Sequence[RequestView], wanted: Sequence[RequestVie
 
 
 def _requests_filter(place: PagePlace, every: Sequence[RequestView]) -> html.Form:
-    """A form of links' kind: what is chosen is in the address."""
+    """Return a form that works like links: its choice is in the address."""
     kept = (
         ("engine", place.engine),
         ("from", place.since),
@@ -155,7 +155,7 @@ def _requests_table(place: PagePlace, wanted: Sequence[RequestView], culprits: C
 
 
 def _heading(place: PagePlace, column: Column) -> html.Th:
-    """A link that sorts by it, the largest figure or the first name first; again, the other way round."""
+    """Return a link that sorts by it, the largest number or the first name first, and again the other way round."""
     asked = place.get("sort")
     down, up = f"-{column.name}", column.name
     first, other = (down, up) if column.kind or column.name == "waited" else (up, down)
@@ -194,7 +194,7 @@ def _request_row(place: PagePlace, request: RequestView, culprit: bool) -> html.
 
 
 def _waited(request: RequestView) -> str:
-    """The reasons that took longest."""
+    """Return the reasons that took longest."""
     longest = sorted(request.waited_s.items(), key=lambda wait: -wait[1])
     told = [f"{duration(seconds)} {in_words(cause)}" for cause, seconds in longest[:MOST_REASONS] if seconds > 0]
     return ", ".join(told)

@@ -23,7 +23,7 @@ RETAINED_SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccount
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The blocks by owner, oldest first; how long the others stayed; what was left at each drain to idle."""
+    """Return the blocks by owner, oldest first, how long the others stayed, and the rest at each drain to idle."""
     told = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
     return PageView(
         {

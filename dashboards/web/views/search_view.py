@@ -22,7 +22,7 @@ MOST_FOUND: Final = 100
 
 
 def view(query: Query, here: Here) -> PageView:
-    """The form, and what the address asks for. Without a time in the address, all of the past is searched."""
+    """Return the form, and the results for the address. Without a time in the address, all of the past is searched."""
     part, engine = here.place.get("q"), here.place.get("of")
     sections: dict[str, Any] = {"head": html.Header([html.H1("Search a request"), _search_form(here, part, engine)])}
     if part:

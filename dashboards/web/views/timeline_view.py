@@ -44,7 +44,7 @@ from kvscope.monitor.text import counted
 MAX_TIMELINE_POINTS: Final = 300
 MOST_MARKS: Final = 40
 QUIET_TIMELINE: Final = 20
-"""Preemptions closer together than this part of the window are told of as one run."""
+"""Preemptions closer together than this part of the window are one run in the activity."""
 LOST_MARK: Final = REASONS["PREEMPTED"]
 PREFIX_HITS: Final = (58, 145, 134)
 MEANT: Final = {
@@ -79,12 +79,12 @@ def view(query: Query, here: Here) -> PageView:
 
 
 def _open_findings(query: Query, here: Here) -> list[FindingReport]:
-    """The engine's findings that fire now; none for a moment of the past, whose forecast is over."""
+    """Return the engine's findings that fire now, or none for a past time, whose forecast is over."""
     return [] if here.moment else query.findings("firing", here.name)
 
 
 def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> list[Any]:
-    """What it is, and its main figures."""
+    """Return the engine's state, and its main numbers."""
     full_in, band = pool_full_in(found)
     about = " · ".join(
         filter(
@@ -131,7 +131,7 @@ def _percent(part: float | None) -> str:
 
 
 def _timeline_summary(here: Here, told: ExplanationView) -> list[Any]:
-    """In sentences; those about findings lead to them, and what only informs is left to the view of findings."""
+    """Return sentences, of which those about findings lead to them. Mere information stays in the view of findings."""
     codes = {finding.code for finding in told.findings}
     sentences = [sentence for sentence in told.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
     grave = [finding for finding in told.findings if finding.severity != "info"]
@@ -160,7 +160,7 @@ def _timeline_finding(here: Here, finding: FindingReport) -> html.Li:
 
 
 def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> list[ChartMark]:
-    """What stands out in the window, in order: findings, preemptions, lives of the engine."""
+    """Return the marks of the window, in order: findings, preemptions, epochs of the engine."""
     marks = _preemptions(here, points)
     for finding in query.findings(None, here.name, here.window.since, here.window.until):
         if finding.since and finding.severity != "info":
@@ -179,7 +179,7 @@ def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> li
 
 
 def _starts_marked(query: Query, here: Here) -> list[ChartMark]:
-    """The starts of the engine, with what they changed in its configuration."""
+    """Return the starts of the engine, with what they changed in its configuration."""
     there = here.place.to("configuration")
     epochs = [epoch.epoch for epoch in query.history(here.name).epochs]
     if not any(here.window.since_ns <= epoch <= here.window.until_ns for epoch in epochs):
@@ -207,7 +207,7 @@ def _preemptions(here: Here, points: Sequence[PointView]) -> list[ChartMark]:
 
 
 def _timeline_then(here: Here, at_ns: int) -> str:
-    """The address of this view with a moment chosen, in a window that stays as it is."""
+    """Return the address of this view with a chosen time, in an unchanged window."""
     return here.place.but(since=here.window.since, until=here.window.until, at=rfc3339(at_ns))
 
 
@@ -334,7 +334,7 @@ def _bound_by(limit: str, point: PointView) -> int:
 
 
 def _differences(points: Sequence[PointView], total: Callable[[PointView], int | None]) -> list[int]:
-    """By how much a sum grew until each moment; it begins anew with a new life of the engine."""
+    """Return by how much a sum grew until each time. It starts over with a new epoch of the engine."""
     sums = [total(point) or 0 for point in points]
     return [0, *(max(0, after - before) for before, after in pairwise(sums))][: len(points)]
 
@@ -346,7 +346,7 @@ def _token_rate(points: Sequence[PointView], total: Callable[[PointView], int | 
 
 
 def _timeline_headline(points: Sequence[PointView]) -> str:
-    """What the chart shows, for who cannot see it."""
+    """Return the chart in words, for screen readers."""
     last = points[-1]
     times = f"From {clock_text(points[0].at)} to {clock_text(last.at)} UTC"
     return f"{times}. At the end, {pool_text(last)}; requests: {queue_text(last)}."

@@ -1,7 +1,8 @@
 """Where it goes: an OTLP endpoint's address, and the exporters for it.
 
-    grpc://HOST:4317 OTLP/gRPC, in clear grpcs://HOST:4317 OTLP/gRPC over TLS http(s)://HOST:4318 OTLP/HTTP, protobuf.
-/v1/traces, /v1/logs and /v1/metrics are added
+    grpc://HOST:4317      OTLP/gRPC, in clear
+    grpcs://HOST:4317     OTLP/gRPC over TLS
+    http(s)://HOST:4318   OTLP/HTTP, protobuf; /v1/traces, /v1/logs and /v1/metrics are added
 
 Headers, certificates, compression and timeouts are set by OpenTelemetry's own environment (OTEL_EXPORTER_OTLP_…).
 """

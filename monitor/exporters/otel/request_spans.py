@@ -1,6 +1,6 @@
 """A request that ended, as a tree of spans: its phases, and the events in each.
 
-    chat tiny                               the request; its parent is the caller's span
+    chat tiny                               the request, under the caller's span
     ├ front end                             until the scheduler had it
     ├ wait KV_BLOCKS                        a wait, by its reason
     ├ remote load                           KV that is fetched
@@ -8,9 +8,9 @@
     │ ├ chunk                               a step of it, if there were several
     │ └ chunk
     ├ decode
-    ├ preempted                             until it is let in again
+    ├ preempted                             until it is admitted again
     │ └ wait KV_BLOCKS
-    ├ prefill                               what it lost is computed again
+    ├ prefill                               its lost tokens are recomputed
     └ decode
 
 gen_ai.* attributes are those of the GenAI conventions (https://github.com/open-telemetry/semantic-conventions-genai),

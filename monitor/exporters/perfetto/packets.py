@@ -1,5 +1,6 @@
-"""Writes tracks, slices, counters and instants, as packets of a Perfetto trace:
-https://perfetto.dev/docs/reference/synthetic-track-event
+"""Writes tracks, slices, counters and instants, as packets of a Perfetto trace.
+
+Source: https://perfetto.dev/docs/reference/synthetic-track-event
 
 The packets of one trace need not be in order of time: the trace processor sorts them. On one track they are.
 """

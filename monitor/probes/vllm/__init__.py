@@ -1,7 +1,7 @@
 """The probe for vLLM: a plugin that reports what its scheduler and block pool do.
 
-Installed beside vLLM it is found by itself (entry point `vllm.general_plugins`); KVSCOPE_EVENTS in the environment
-switches it on. It wraps what is there and replaces nothing; what goes wrong in it never reaches vLLM.
+Installed beside vLLM it loads by itself (entry point `vllm.general_plugins`). KVSCOPE_EVENTS in the environment
+switches it on. It wraps vLLM's methods and replaces nothing. Errors in it never reach vLLM.
 
     plugin.py              what vLLM calls: waits for a Scheduler to be made, and attaches a probe to it
     probe.py               the probe: its parts, heartbeats, start and stop

@@ -25,10 +25,10 @@ class BlockHooks:
         self._emitter = emitter
         self._notes = emitter.notes
         self._giver: CodeType | None = None
-        """What mostly asks the pool for blocks: a cache manager's method that has the request's id."""
+        """The usual caller that asks the pool for blocks: a cache manager's method that has the request's id."""
 
     def wrap(self, hooks: Hooks) -> None:
-        """Hook in."""
+        """Install the hooks."""
         pool, wrap = self._state.pool, hooks.wrap
         wrap(self._state.manager, "pop_blocks_for_free", after=self._popped)
         wrap(pool, "get_new_blocks", after=self._allocated)
@@ -156,7 +156,7 @@ class BlockHooks:
         self._emitter.write_cached(self._emitter.stamped, NO_REQUEST, blocks)
 
     def _copied(self, group: int, _: None, request_id: str, source_block: Any, cow_block: Any) -> None:
-        """A request that hit a block in part goes on with a copy of it.
+        """Note that a request that hit a block in part goes on with a copy of it.
 
         Until the worker has copied, vLLM keeps a reference to both: the request's own to the source, and a new one.
         """
@@ -165,7 +165,9 @@ class BlockHooks:
         self._emitter.stamped.released(number, [source_block.block_id], Release.ROLLED_BACK, group)
 
     def _moved(self, _: None, src_block: Any, dst_block: Any) -> None:
-        """The cache goes on with a copy, which no request has. vLLM keeps both until the worker has copied."""
+        """Note that the cache goes on with a copy, which no request has. vLLM keeps both until the worker has
+        copied.
+        """
         self._emitter.write_evicted([src_block.block_id], Evict.INVALIDATED)
         self._emitter.write_cached(self._emitter.stamped, NO_REQUEST, [dst_block])
         self._pin([src_block.block_id, dst_block.block_id])
@@ -189,7 +191,7 @@ class BlockHooks:
             self._emitter.write_evicted(list(self._emitter.hashes), Evict.RESET)
 
     def _unpinned(self, blocks: Iterable[Any], *rest: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A connector gives references back, and may still read the blocks until they are reused."""
+        """Note that a connector releases references, and may still read the blocks until they are reused."""
         given = list(blocks)  # it may be read only once
         self._emitter.write_notes()
         self._released_by_others(given)

@@ -1,7 +1,7 @@
 """How many blocks a request needs, in each KV cache group: what vLLM's own coordinator answers.
 
 A group with a sliding window, chunked attention or Mamba layers recycles blocks, so it never needs as many as all
-tokens fill. From 0.24 on vLLM itself caps what it asks for; for earlier releases the cap is worked out from the spec.
+tokens fill. From 0.24 on vLLM itself caps what it asks for. For earlier releases the spec determines the cap.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class BlocksNeeded:
         return max(needed, now + reserved) + watermark
 
     def chunk(self, request: Any, budget: int, local_tokens: int, external: int = 0) -> int:
-        """Tokens of it that a step would compute; 0 if so few must not be computed, to end where state is cached.
+        """Return the tokens of it that a step would compute, or 0 if so few must not be computed, to end where state is
+        cached.
 
         local_tokens: those that the pass found in the prefix cache.
         """
@@ -98,7 +99,7 @@ class BlocksNeeded:
         return threshold if threshold > 0 else self._max_tokens
 
     def _reserved(self) -> int:
-        """What vLLM keeps free for loads in progress, from 0.23 on."""
+        """Return the blocks that vLLM keeps free for loads in progress, from 0.23 on."""
         count = getattr(self._scheduler, "_inflight_prefill_reserved_blocks", None)
         if count is None:
             return 0
@@ -135,7 +136,7 @@ def aligns_chunks(scheduler: Any) -> bool:
 
 
 def _takes(coordinator: Any) -> frozenset[str]:
-    """The arguments of this release. Raises AttributeError if it asks for one that is not known."""
+    """Return the arguments of this release. Raises AttributeError if it asks for one that is not known."""
     parameters = inspect.signature(coordinator.get_num_blocks_to_allocate).parameters
     unknown = [name for name, one in parameters.items() if one.default is one.empty and name not in _ASKED]
     if unknown:
@@ -144,7 +145,7 @@ def _takes(coordinator: Any) -> frozenset[str]:
 
 
 def _cap(manager: Any, max_tokens: int) -> int:
-    """The most blocks that one request ever holds in this group."""
+    """Return the most blocks that one request ever holds in this group."""
     cap: int | None = getattr(manager, "max_admission_blocks_per_request", None)
     if cap is not None:
         return cap

@@ -26,10 +26,10 @@ class HookedRelease(Protocol):
     """A vLLM, and what is in it. Both raise ImportError or AttributeError if there is none such."""
 
     def arguments(self, place: str, method: str) -> Iterable[str]:
-        """The names that a method takes."""
+        """Return the names that a method takes."""
 
     def written(self, place: str) -> ast.ClassDef:
-        """A class, as its source has it. Raises OSError as well, where there is no source to read."""
+        """Return a class, as its source has it. Raises OSError as well, where there is no source to read."""
 
 
 class Hook(NamedTuple):
@@ -48,12 +48,13 @@ class Hook(NamedTuple):
 
     @property
     def not_reported(self) -> str:
-        """What is missing from the stream of a vLLM without it."""
+        """The events that the stream of a vLLM without it lacks."""
         return f"{self.lost} ({self.since} and later)" if self.since else self.lost
 
 
 def preempts_within_schedule(release: HookedRelease) -> bool:
-    """Up to 0.11: whether `schedule` frees those whom it preempts, and nobody else, while they still count as running.
+    """Whether `schedule` itself frees preempted requests, and no others, while they still count as running (up to
+    0.11).
 
     So the probe sees it: as a free of one that runs, from within `schedule`. Where that is unsure, nothing is guessed.
     """
@@ -207,7 +208,7 @@ def _class(tree: ast.Module, place: str) -> ast.ClassDef:
 
 
 def problem(hook: Hook, release: HookedRelease | None = None) -> str:
-    """What is wrong with it in that vLLM, or else in the one of this Python; empty if nothing is."""
+    """Return the problem with it in that vLLM, or else in the one of this Python, or an empty string."""
     release = release or Imported()
     try:
         there = release.arguments(hook.place, hook.method)
@@ -218,7 +219,7 @@ def problem(hook: Hook, release: HookedRelease | None = None) -> str:
 
 
 def main() -> int:
-    """Print what was found, a line a hook; the exit code."""
+    """Print the result, a line a hook. Return the exit code."""
     try:
         import vllm
     except ImportError as error:

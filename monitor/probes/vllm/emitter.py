@@ -17,21 +17,21 @@ from kvscope.monitor.probes.vllm.probe_state import ProbeState
 ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
 STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)
 WHOLE_STEP: Final = 0
-"""Of a note: launched and completed, and nothing between."""
+"""A note for a step launched and completed, with nothing between."""
 _BLOCK_NOTES: Final = frozenset((ALLOCATED, CACHED))
 
 
 class Emitter:
-    """Writes to `log`. hash_key: of the prefix hashes; random if empty."""
+    """Writes to `log`. hash_key: of the prefix hashes, random if empty."""
 
     def __init__(self, state: ProbeState, log: EventLog, hash_key: bytes) -> None:
         self.log = log
         self.hashes: dict[int, bytes] = {}
         """The contents reported for each cached block: vLLM's own hashes, which the drain thread keys."""
         self.notes: list[tuple[Any, ...]] = []
-        """What happens at every step and is not written yet, in order: a kind, and what `write_notes` needs."""
+        """Unwritten notes of every step, in order: a kind, and the data that `write_notes` needs."""
         self.all_numbers: list[int] = []
-        """The numbers of all requests; empty if they may have changed."""
+        """The numbers of all requests, empty if they may have changed."""
         self.timed = False
         """Whether the log has the time of the call under way."""
         self.eventful = True
@@ -54,7 +54,7 @@ class Emitter:
             self.log.tick()
 
     def expire_time(self, *_args: Any, **_kwargs: Any) -> None:
-        """What follows happens at a time of its own."""
+        """Let the following events get a time of their own."""
         self.timed = False
 
     def flush(self) -> None:
@@ -69,7 +69,7 @@ class Emitter:
         self.log.dropped_events += 1
 
     def drop_notes(self) -> None:
-        """A call that a broken hook did not see, perhaps the one that would have reported what was noted."""
+        """Drop the notes of a call that a broken hook did not see, perhaps the one that would have reported them."""
         self.notes.clear()
         self.count_missed()
 
@@ -132,7 +132,7 @@ class Emitter:
         self.log.allocated(number, ids, evicted, group)
 
     def write_cached(self, log: EventLog, number: int, blocks: Iterable[Any]) -> None:
-        """These blocks entered the prefix cache, those without a hash excepted."""
+        """Log that these blocks entered the prefix cache, those without a hash excepted."""
         ids: list[int] = []
         contents: list[bytes] = []
         for one in blocks:
@@ -146,7 +146,7 @@ class Emitter:
             log.cached(number, ids, contents)
 
     def write_evicted(self, blocks: Sequence[int], cause: Evict) -> None:
-        """These blocks lost their contents, those that had none excepted."""
+        """Log that these blocks lost their contents, those that had none excepted."""
         self.write_notes()
         known = [block for block in blocks if self.hashes.pop(block, None) is not None]
         if known:
@@ -154,5 +154,5 @@ class Emitter:
 
 
 def _keyed(keyed: Callable[..., Any], value: bytes) -> int:
-    """64 bits that tell equal prefixes from others and nothing more, never 0."""
+    """Return 64 bits that distinguish equal prefixes from others and reveal nothing more, never 0."""
     return int.from_bytes(keyed(value).digest(), sys.byteorder, signed=True) or 1

@@ -35,39 +35,39 @@ class FrontEndReporter:
         self._endpoint_of = endpoint_of
         self._own_rank = own_rank
         self._ranks: list[int] = []
-        """Of the engines that this front end sends requests to."""
+        """Ranks of the engines that this front end sends requests to."""
         self._rank_of: dict[str, int] = {}
-        """Of requests that were reported and have not ended."""
+        """Ranks of requests that were reported and have not ended."""
         self._sockets: dict[int, zmq.Socket[bytes] | None] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._encode = msgspec.msgpack.Encoder().encode
 
     def connected(self, client: Any) -> None:
-        """The client of these engines was made."""
+        """Note that the client of these engines was made."""
         self._ranks = [int.from_bytes(identity, "little") for identity in client.core_engines]
 
     def received(self, request: Any) -> None:
-        """A request is about to be sent."""
+        """Report a request that is about to be sent."""
         if len(self._ranks) > 1:
             return  # `routed` follows
         own = self._own_rank()
         self._report_received(request, own if own is not None else self._ranks[0] if self._ranks else 0)
 
     def routed(self, engine: bytes, request: Any) -> None:
-        """The rank for a request was chosen."""
+        """Report the rank that was chosen for a request."""
         self._report_received(request, int.from_bytes(engine, "little"))
 
     def gone(self, request_ids: Iterable[str]) -> None:
-        """The clients of these requests have gone."""
+        """Report that the clients of these requests have gone."""
         for request_id in request_ids:
             self._report_end(FrontEndKind.CLIENT_GONE, request_id)
 
     def ended(self, request_id: str) -> None:
-        """A request has ended in the front end."""
+        """Report that a request has ended in the front end."""
         self._report_end(FrontEndKind.ENDED, request_id)
 
     def close(self) -> None:
-        """Release the sockets. What has not been sent is dropped."""
+        """Release the sockets. Unsent reports are dropped."""
         for socket in self._sockets.values():
             if socket is not None:
                 socket.close(linger=0)
@@ -107,8 +107,10 @@ class FrontEndReporter:
 
 
 def watch_front_end(reporter: FrontEndReporter) -> None:
-    """Hook into this process's front end, whenever there will be one. A release without these methods is left alone:
-    without the end of each request, one that the engine refused would look lost.
+    """Install the hooks in this process's front end, whenever there will be one.
+
+    A release without these methods is left alone: without the end of each request, one that the engine refused would
+    look lost.
     """
     from vllm.v1.engine.core_client import DPLBAsyncMPClient, MPClient
     from vllm.v1.engine.output_processor import OutputProcessor

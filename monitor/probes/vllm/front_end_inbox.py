@@ -42,7 +42,7 @@ class FrontEndInbox:
         self._arrivals: deque[tuple[str, int]] = deque(maxlen=MAX_ARRIVALS)
         """Since the last check."""
         self._arrived: dict[str, tuple[int, int]] = {}
-        """When each recent request arrived, and its number; in that order."""
+        """When each recent request arrived, and its number, in that order."""
         self._pending: dict[str, int] = {}
         """Requests that were received and have not arrived."""
         remove_stale_inboxes()

@@ -1,4 +1,4 @@
-"""What vLLM's API server processes report to the engine's process: a PUSH socket in each, one PULL socket there.
+"""Reports of vLLM's API server processes to the engine's process: a PUSH socket in each, one PULL socket there.
 
 Messages are msgpack arrays of at most REQUEST_BYTES. Both ends are on one machine and share its monotonic clock.
 """
@@ -24,7 +24,7 @@ STALE_S: Final = 60
 
 
 class FrontEndKind(IntEnum):
-    """What became of a request in the front end."""
+    """An event of a request in the front end."""
 
     RECEIVED = 1
     CLIENT_GONE = 2
@@ -41,7 +41,9 @@ class FrontEndMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def front_end_endpoint(events: str) -> str:
-    """Return where the engine that publishes at `events` takes reports; empty where its port is picked at random."""
+    """Return where the engine that publishes at `events` takes reports, or an empty string where its port is picked at
+    random.
+    """
     if events.endswith(":*"):
         return ""
     name = re.sub(r"[^0-9A-Za-z.]+", "-", events.partition("://")[2])

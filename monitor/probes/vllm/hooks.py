@@ -17,7 +17,7 @@ from typing import Any, Final
 logger = logging.getLogger("vllm.kvscope")
 
 Before = Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]
-"""Called with the method's arguments; may return others for it, by place and by name."""
+"""Called with the method's arguments. It may return others for it, by place and by name."""
 After = Callable[..., None]
 """Called with the method's result, and then those of its arguments that it names, or all if it takes any."""
 
@@ -40,13 +40,13 @@ class Hooks:
 
     def __init__(self, missed: Callable[[], None]) -> None:
         self.errors = 0
-        """How many hooks have failed; each is off since."""
+        """How many hooks have failed. Each is off since."""
         self._missed = missed
 
     def wrap(self, owner: object, name: str, before: Before | None = None, after: After | None = None) -> bool:
-        """Wrap the method `name` of this one object; False if it has none.
+        """Wrap the method `name` of this one object. Return False if it has none.
 
-        An error of ours turns the hook off and is logged once; the method is called whatever happens.
+        An error of ours turns the hook off and is logged once. The method is called in every case.
         """
         kind = next((one for one in type(owner).__mro__ if name in vars(one)), None)
         if kind is None:
@@ -115,7 +115,7 @@ class Hooks:
 
 
 def _heard_source(method: FunctionType, after: After) -> str:
-    """HEARD for this method and what is called after it."""
+    """Return the source HEARD for this method and the callback after it."""
     has = inspect.signature(method, follow_wrapped=False).parameters
     called, *arguments = has
     asked = list(inspect.signature(after).parameters.values())[1:]

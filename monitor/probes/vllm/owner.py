@@ -1,8 +1,8 @@
 """Whose blocks the pool is handing out or taking back.
 
-The pool is not told. Its callers, the cache managers, know, and have called their argument `request_id` or `request` in
-every release. They are looked for on the stack, which costs a few microseconds for each call that moves blocks, and
-nothing for the many that move none: most requests need no block in most steps.
+The pool does not receive the request. Its callers, the cache managers, know, and have called their argument
+`request_id` or `request` in every release. They are looked for on the stack, which costs a few microseconds for each
+call that moves blocks, and nothing for the many that move none: most requests need no block in most steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Caller: TypeAlias = tuple[str, int, str]
 
 
 def caller(scheduler: object) -> Caller | None:
-    """Who called the hooked method: None if the scheduler did itself, or nobody that manages a request's blocks.
+    """Return the caller of the hooked method: None if the scheduler called it itself, or a caller that manages no
+    request's blocks.
 
     Only cache managers and their coordinator own blocks for a request. A connector may have a `request` too, whose
     blocks it pins for itself.
@@ -53,7 +54,9 @@ def gives(frame: FrameType) -> bool:
 
 
 _arguments: dict[int, tuple[CodeType, str]] = {}
-"""By a function's code, kept so that its id stays its own: which of its arguments tells. Looking is slow."""
+"""By a function's code, kept so that its id stays its own: the argument that names the request. The search is slow.
+Looking is slow.
+"""
 
 
 def _look_at(code: CodeType) -> tuple[CodeType, str]:
@@ -64,7 +67,7 @@ def _look_at(code: CodeType) -> tuple[CodeType, str]:
 
 
 def beneficiary() -> tuple[Any, int] | None:
-    """For which request the scheduler is making room, and how many tokens it needs slots for; None: for none."""
+    """Return the request for which the scheduler is making room, and how many tokens it needs slots for, or None."""
     frame = sys._getframe(2)
     for _ in FRAMES:
         if frame.f_code.co_name == "schedule" and "request" in frame.f_locals:

@@ -1,4 +1,6 @@
-"""What vLLM calls in each of its processes: the probe waits there for a Scheduler, which only one of them makes."""
+"""The entry point that vLLM calls in each of its processes: the probe waits there for a Scheduler, which only one of
+them makes.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ _attached: list[tuple[Probe, Publisher]] = []
 
 
 def register() -> None:
-    """The entry point in `vllm.general_plugins`. Does nothing unless KVSCOPE_EVENTS is set. Never raises.
+    """Register as the entry point in `vllm.general_plugins`. Does nothing unless KVSCOPE_EVENTS is set. Never raises.
 
-    Nor does it watch a vLLM that lacks a hook without which what is said would be wrong.
+    It also leaves alone a vLLM that lacks a hook without which the events would be wrong.
     """
     if not os.environ.get("KVSCOPE_EVENTS"):
         return
@@ -68,7 +70,7 @@ def _watch(kind: Any) -> None:
 
 
 def attach(scheduler: Any) -> tuple[Probe, Publisher]:
-    """Watch this scheduler, and publish what it does where KVSCOPE_EVENTS says.
+    """Watch this scheduler, and publish its events at KVSCOPE_EVENTS.
 
     Each data-parallel rank is on ports of its own. Raises NotPrivate and zmq.ZMQError for an address that cannot be.
     """
@@ -120,14 +122,14 @@ def _front_end_of_rank(rank: int) -> str:
 
 
 def _own_rank() -> int | None:
-    """The rank of the engine in this process, if there is one."""
+    """Return the rank of the engine in this process, if there is one."""
     return rank_of(_attached[0][0].scheduler)[0] if _attached else None
 
 
 def engine_name(scheduler: Any) -> str:
     """`SERVER/RANK`. All ranks of a server name it by the address of rank 0, or by KVSCOPE_ENGINE_ID.
 
-    An engine that is alone has its KVSCOPE_ENGINE_ID as it is.
+    A single engine has its KVSCOPE_ENGINE_ID unchanged.
     """
     rank, is_one_of_many = rank_of(scheduler)
     if given := os.environ.get("KVSCOPE_ENGINE_ID"):
@@ -137,7 +139,7 @@ def engine_name(scheduler: Any) -> str:
 
 
 def connector_paths(scheduler: Any) -> set[str]:
-    """The files that the KV connector's classes are written in."""
+    """Return the files of the KV connector's classes."""
     kinds = type(getattr(scheduler, "connector", None)).__mro__
     files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
     return {file for file in files if file}

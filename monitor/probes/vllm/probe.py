@@ -1,7 +1,7 @@
 """The probe: hooks into one vLLM scheduler, its cache manager and its block pool, and reports what they do.
 
 Everything runs in the engine's own thread, where vLLM does what is reported, so events are in the order of what
-happened. What happens at every step is kept short; all else hangs on calls that vLLM makes for few requests a step.
+happened. Work at every step is kept short. All else hangs on calls that vLLM makes for few requests a step.
 
     hook                              events
     ------------------------------    -------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ NO_STEP: Final = (-1, 0)
 class Probe:
     """Watches `scheduler`, which has just been made, and from `start` on reports what it does to `log`.
 
-    hash_key: of the prefix hashes; random if empty. Raises AttributeError or KeyError, and has hooked nothing, if the
+    hash_key: of the prefix hashes, random if empty. Raises AttributeError or KeyError, and has hooked nothing, if the
     scheduler is not of a shape that it knows.
     """
 
@@ -59,7 +59,7 @@ class Probe:
         self._hook_groups = (requests, self._passes, BlockHooks(self.state, self._emitter))
 
     def vitals(self) -> Vitals:
-        """What heartbeats report, read from the drain thread."""
+        """Return the state for heartbeats, read from the drain thread."""
         launched = next(iter(tuple(self.state.launched)), None)
         running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self.state.queues())
         self._queue_check.check(running + waiting)

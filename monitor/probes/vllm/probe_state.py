@@ -1,4 +1,4 @@
-"""What the hooks of one probe share: vLLM's objects, and the requests that the probe tracks beside them."""
+"""The shared state of the hooks of one probe: vLLM's objects, and the requests that the probe tracks beside them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope.monitor.probes.vllm.blocks_needed import BlocksNeeded
 RESERVED_BLOCKS: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
 INTERNAL_SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
-"""What vLLM appends to a client's request id (from 0.14 on) to make its own."""
+"""The suffix that vLLM appends to a client's request id (from 0.14 on) to make its own."""
 STATUS_BY_NAME: Final = {status.name: status for status in Status} | {
     "WAITING_FOR_FSM": Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 }
@@ -50,9 +50,9 @@ class ProbeState:
         self.pins: dict[int, int] = {}
         """How many references to a block something other than a request has taken."""
         self.lookups: dict[str, tuple[tuple[Any, ...], int]] = {}
-        """What this pass found in the prefix cache for waiting requests: blocks of each group, and tokens."""
+        """Hits of this pass in the prefix cache for waiting requests: blocks of each group, and tokens."""
         self.matches: dict[str, int | None] = {}
-        """How many tokens the connector would load for them; None while it cannot tell."""
+        """How many tokens the connector would load for them, or None while that is unknown."""
         self.without_encoder: set[str] = set()
         """Requests for whose next image this pass had no encoder budget or cache left."""
         self.popped: set[str] = set()
@@ -77,12 +77,14 @@ class ProbeState:
         self.next_number: Callable[[str], int] = partial(_next_of, itertools.count(1))
         """Numbers a new request, by vLLM's id."""
         self.managers = [m for m in self.manager.coordinator.single_type_managers if _is_of(m, self.pool)]
-        """Of the KV cache groups in this pool: some releases have groups with a pool of their own, in host memory."""
+        """Managers of the KV cache groups in this pool: some releases have groups with a pool of their own, in host
+        memory.
+        """
         self.needed = BlocksNeeded(scheduler)
         self.queue_names = [name for name in WAITING_QUEUES if hasattr(scheduler, name)]
 
     def track(self, request_id: str) -> int:
-        """Number a new request."""
+        """Return the number of a new request."""
         number = self.numbers[request_id] = self.next_number(request_id)
         self._names.setdefault(INTERNAL_SUFFIX.sub("", request_id), number)
         return number
@@ -94,7 +96,7 @@ class ProbeState:
             del self._names[name]
 
     def name(self, request_id: str) -> str:
-        """The id that the client knows, unless another living request has it too."""
+        """Return the id that the client knows, unless another live request has it too."""
         name = INTERNAL_SUFFIX.sub("", request_id)
         return name if self._names.get(name) == self.numbers[request_id] else request_id
 
@@ -103,17 +105,17 @@ class ProbeState:
         return self._names.get(name) not in (None, self.numbers.get(request_id))
 
     def queues(self) -> list[Any]:
-        """The waiting queues that this release has, first served first."""
+        """Return the waiting queues that this release has, first served first."""
         scheduler = self.scheduler
         return [getattr(scheduler, name) for name in self.queue_names]
 
     def in_pool(self, blocks: Iterable[Any]) -> list[Any]:
-        """Those of the blocks that this pool handed out; the null block is its own."""
+        """Return the blocks that this pool handed out. The null block is its own."""
         pool = self.pool
         return [block for block in blocks if not block.is_null and getattr(block, "pool", pool) in (pool, None)]
 
     def blocks_of(self, request_id: str) -> list[int]:
-        """The request's block table, of all KV cache groups."""
+        """Return the request's block table, of all KV cache groups."""
         tables = [manager.req_to_blocks.get(request_id, ()) for manager in self.managers]
         return [block.block_id for table in tables for block in table if not block.is_null]
 
@@ -136,7 +138,7 @@ class ProbeState:
         return sum(output.num_scheduled_tokens.get(request.request_id, 0) for output in steps)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """The pool's own: free, cached-idle (-1: vLLM does not count it), used, total."""
+        """Return the pool's own counts: free, cached-idle (-1: vLLM does not count it), used, total."""
         free: int = self.free_queue.num_free_blocks
         return free, -1, self.usable - free, self.total
 
@@ -157,7 +159,7 @@ def _is_of(manager: Any, pool: Any) -> bool:
 
 
 def status_of(request: Any) -> Status:
-    """The request's status, by vLLM's name for it."""
+    """Return the request's status, by vLLM's name for it."""
     return STATUS_BY_NAME[request.status.name]
 
 

@@ -27,7 +27,7 @@ class RequestHooks:
         self._lease_ns = lease_ns(state.scheduler)
 
     def wrap(self, hooks: Hooks) -> None:
-        """Hook in."""
+        """Install the hooks."""
         scheduler, wrap = self._state.scheduler, hooks.wrap
         wrap(scheduler, "add_request", after=self._added)
         wrap(scheduler, "finish_requests", self._emitter.expire_time)
@@ -93,13 +93,13 @@ class RequestHooks:
             self._emitter.stamped.waiting_on(self._state.numbers[request.request_id], status)
 
     def unblock(self, request_id: str) -> None:
-        """It waits for that no longer."""
+        """Note that it no longer waits for that."""
         del self._state.blocked[request_id]
         self._state.passed_over.pop(request_id, None)
         self._emitter.stamped.ready(self._state.numbers[request_id])
 
     def unblock_ready(self) -> None:
-        """Report those whose status shows that what they waited for has come; one pass may find them another wait."""
+        """Report requests whose status shows that their wait is over. One pass may find them another wait."""
         blocked = self._state.blocked
         for request_id, (request, status) in [*blocked.items()]:
             if status_of(request) != status:
@@ -148,7 +148,7 @@ class RequestHooks:
             self._state.release_reason = Release.TRANSFER_DONE
 
     def _freed(self, _: None, request: Any) -> None:
-        """The last event of a request."""
+        """Log the last event of a request."""
         state = self._state
         self._emitter.write_notes()
         self._emitter.all_numbers = []
@@ -192,7 +192,7 @@ class RequestHooks:
             self._preempted(None, request)
 
     def _transfers(self, kv_connector_output: Any) -> None:
-        """The connector's report, before the scheduler acts on it."""
+        """Log the connector's report, before the scheduler acts on it."""
         scheduler = self._state.scheduler
         for request_id in kv_connector_output.finished_recving or ():
             request = scheduler.requests.get(request_id)  # early releases drop it if aborted

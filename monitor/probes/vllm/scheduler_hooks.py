@@ -42,7 +42,7 @@ class SchedulerHooks:
         """A step with more is handed over before it runs: readers know the others' length from steps like them."""
 
     def wrap(self, hooks: Hooks) -> None:
-        """Hook in."""
+        """Install the hooks."""
         hooks.wrap(self._scheduler, "schedule", after=self._scheduled)
         hooks.wrap(self._scheduler, "set_pause_state", after=self._paused)
         self._causes.wrap(hooks)
@@ -75,7 +75,7 @@ class SchedulerHooks:
             self._emitter.flush()
 
     def _inspect_pass(self, output: Any) -> tuple[Limit, list[int], list[int]]:
-        """Report which requests begin or end to run or to wait; the step's limit, requests and their tokens."""
+        """Report which requests begin or end to run or to wait. Return the step's limit, requests and their tokens."""
         state, requests = self._state, self._scheduler.requests
         scheduled: dict[str, int] = output.num_scheduled_tokens
         if state.blocked:
@@ -143,11 +143,11 @@ class SchedulerHooks:
         self._report_mode(EngineMode.__members__.get(pause_state.name, EngineMode.PAUSED_ALL))
 
     def slept(self, _: Any) -> None:
-        """The executor has given its memory up."""
+        """Log that the executor has given its memory up."""
         self._report_mode(EngineMode.ASLEEP)
 
     def woken(self, _: Any) -> None:
-        """The executor has its memory, or a part of it, again."""
+        """Log that the executor has its memory, or a part of it, again."""
         paused = getattr(self._scheduler, "_pause_state", None)
         self._report_mode(EngineMode.__members__.get(getattr(paused, "name", ""), EngineMode.UNPAUSED))
 

@@ -25,7 +25,7 @@ class Auditor:
         self._slices = self._forever()
 
     def slice(self) -> None:
-        """Read out the next slice; after the last one a new cycle begins."""
+        """Read out the next slice. After the last one a new cycle begins."""
         next(self._slices)
 
     def _forever(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What is said of vLLM when its scheduler starts."""
+"""The description of vLLM when its scheduler starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_NIXL_LEASE_S = 30
 
 
 def describe(scheduler: Any) -> EngineDescription:
-    """The settings in force, in the field's own names; what a release does not have is left out."""
+    """Return the settings in force, in the field's own names, without those that a release lacks."""
     import vllm
 
     config = scheduler.vllm_config
@@ -55,7 +55,9 @@ def describe(scheduler: Any) -> EngineDescription:
 
 
 def served_model_name(scheduler: Any) -> str:
-    """The first name that clients may use; of a model in a local directory that has none, the directory's name."""
+    """Return the first name that clients may use, or the directory's name for a model in a local directory without
+    one.
+    """
     model = scheduler.vllm_config.model_config
     names = getattr(model, "served_model_name", None) or model.model
     name = str(names if isinstance(names, str) else names[0])
@@ -63,7 +65,7 @@ def served_model_name(scheduler: Any) -> str:
 
 
 def without_path(model: str) -> str:
-    """The model's public id; nothing of where it lies on this machine leaves the process."""
+    """Return the model's public id. Its location on this machine never leaves the process."""
     return "" if _is_path(model) else model
 
 
@@ -72,7 +74,9 @@ def _is_path(model: str) -> bool:
 
 
 def rank_of(scheduler: Any) -> tuple[int, bool]:
-    """The engine's data-parallel rank, and whether there are others: each rank of a dense model is configured alone."""
+    """Return the engine's data-parallel rank, and whether there are others: each rank of a dense model is configured
+    alone.
+    """
     parallel = scheduler.vllm_config.parallel_config
     rank: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
     local = getattr(parallel, "data_parallel_rank_local", None)
@@ -80,13 +84,13 @@ def rank_of(scheduler: Any) -> tuple[int, bool]:
 
 
 def kv_connector(scheduler: Any) -> str:
-    """The KV connector's name, empty if there is none."""
+    """Return the KV connector's name, or an empty string if there is none."""
     transfer = scheduler.vllm_config.kv_transfer_config
     return str(transfer.kv_connector or "") if transfer is not None else ""
 
 
 def lease_ns(scheduler: Any) -> int:
-    """How long the connector keeps a finished request's blocks unasked; UNKNOWN_LEASE if it does not show that.
+    """How long the connector keeps a finished request's blocks unasked, or UNKNOWN_LEASE if it does not show that.
 
     NIXL leases that consumers renew (kv_lease_duration) end when renewals stop, which only the workers see.
     """
@@ -102,7 +106,9 @@ def lease_ns(scheduler: Any) -> int:
 
 
 def renewable_lease_s(scheduler: Any) -> float:
-    """How long NIXL keeps blocks until a consumer renews the lease; 0 of a release or a connector without renewals."""
+    """Return how long NIXL keeps blocks until a consumer renews the lease, or 0 for a release or a connector without
+    renewals.
+    """
     import vllm.envs
 
     if "nixl" not in kv_connector(scheduler).lower() or hasattr(vllm.envs, LEASE_VARIABLES["nixl"]):

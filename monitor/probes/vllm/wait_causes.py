@@ -1,8 +1,8 @@
 """Why the scheduler passed requests over in a pass, and what kept the step from being larger.
 
 vLLM does not report its reasons. They follow from the order in which `schedule` checks them, from what the pass left
-behind, and from what it asked the cache and the connector for: hooks on those two calls note the answers. Whatever
-none of this explains is reported as unknown.
+behind, and from what it asked the cache and the connector for: hooks on those two calls note the answers. Anything else
+is reported as unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WaitCauses:
         self._shortage: tuple[str, int, int] | None = None
 
     def wrap(self, hooks: Hooks) -> None:
-        """Hook in."""
+        """Install the hooks."""
         hooks.wrap(self._state.manager, "get_computed_blocks", after=self._looked_up)
         hooks.wrap(self._state.manager, "get_computed_blocks_for_connector", after=self._looked_up)
         hooks.wrap(self._scheduler, "_try_schedule_encoder_inputs", after=self._encoded)
@@ -168,7 +168,7 @@ class WaitCauses:
             self._pass_over(request, cause)
 
     def _ready_but_not_seen(self, closed: Cause | None) -> None:
-        """Those for whom what they wait for has come, and whom vLLM promotes only when it reaches them."""
+        """Report requests whose wait is over, and that vLLM promotes only when it reaches them."""
         fetched = getattr(self._scheduler, "finished_recving_kv_req_ids", ())
         for request, status in list(self._state.blocked.values()):
             remote = status == Status.WAITING_FOR_REMOTE_KVS and request.request_id in fetched
@@ -178,8 +178,8 @@ class WaitCauses:
     # ---------------------------------------------------------------- the queues
 
     def _waiting(self) -> Iterable[tuple[Any, bool]]:
-        """Waiting requests in the order in which the scheduler takes them, and whether they come from the queue of
-        those that hold blocks.
+        """Yield waiting requests in the order in which the scheduler takes them, and whether they come from the queue
+        of those that hold blocks.
         """
         queues = dict(zip(self._state.queue_names, self._state.queues(), strict=True))
         first = queues.pop("kv_holding_waiting", ())
@@ -191,7 +191,7 @@ class WaitCauses:
             yield from ((request, False) for queue in others for request in queue)
 
     def _pass_over(self, request: Any, cause: Cause) -> None:
-        """A state, not an event a step: reported when the cause changes, and as the count doubles."""
+        """Report a state, not an event a step: when the cause changes, and as the count doubles."""
         passed_over = self._state.passed_over
         before, times = passed_over.get(request.request_id, (cause, 0))
         times = times + 1 if before == cause else 1
@@ -201,6 +201,6 @@ class WaitCauses:
 
 
 def _has_grammar(request: Any) -> bool:
-    """Whether its grammar is compiled or has failed to; asking vLLM would wait for it."""
+    """Whether its grammar is compiled or has failed to. Asking vLLM would wait for it."""
     grammar = getattr(request.structured_output_request, "_grammar", None)
     return grammar.done() if isinstance(grammar, Future) else grammar is not None

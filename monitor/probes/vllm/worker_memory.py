@@ -1,12 +1,12 @@
 """The memory bill: what vLLM's worker measured of its device when it sized the pool.
 
 Nothing is measured here, and the device is asked nothing: the worker keeps its figures. It can be read where it is in
-the scheduler's process, as vLLM has it when one worker is all. What a release, a setting or a device has no figure for
-is not known, and said to be so.
+the scheduler's process, as vLLM has it when one worker is all. Values that a release, a setting or a device lacks are
+reported as unknown.
 
     requested = weights + non-torch + peak activations + kept for graphs + available for KV
 
-is how vLLM sizes its pool in all releases from 0.10.2 to 0.33; only which of these it keeps one by one differs.
+is how vLLM sizes its pool in all releases from 0.10.2 to 0.33. Only which of these it keeps one by one differs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ UNKNOWN: Final = -1
 
 
 def bill(scheduler: Any) -> list[int]:
-    """The figures of a MEMORY event in bytes, in the order of its schema; empty if there is no worker to read.
+    """Return the numbers of a MEMORY event in bytes, in the order of its schema, or nothing if there is no worker to
+    read.
 
-    To be called while `scheduler` is made: whoever makes it has the worker. Raises AttributeError or TypeError if the
-    worker is not of the shape that is known.
+    Call it while `scheduler` is being made: its maker has the worker. Raises AttributeError or TypeError if the worker
+    is not of the shape that is known.
     """
     worker = _worker(scheduler)
     if worker is None:
@@ -35,7 +36,7 @@ def bill(scheduler: Any) -> list[int]:
 
 
 def _worker(scheduler: Any) -> Any:
-    """The one that the engine which calls has in this process; None if there are others, or none."""
+    """Return the worker that the calling engine has in this process, or None if there are others, or none."""
     if scheduler.vllm_config.parallel_config.world_size != 1:
         return None
     worker = getattr(getattr(calling_executor(), "driver_worker", None), "worker", None)
@@ -43,7 +44,7 @@ def _worker(scheduler: Any) -> Any:
 
 
 def calling_executor() -> Any:
-    """The executor of the engine that is being made by a caller; None if there is none."""
+    """Return the executor of the engine that is being made by a caller, or None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if (executor := getattr(frame.f_locals.get("self"), "model_executor", None)) is not None:
@@ -53,7 +54,7 @@ def calling_executor() -> Any:
 
 
 def _pool(worker: Any) -> int:
-    """What the KV tensors take of the device, each piece of memory once: layers may share one."""
+    """Return the device memory of the KV tensors, each piece of memory once: layers may share one."""
     pieces = {}
     for tensor in _tensors(worker.model_runner.kv_caches):
         if tensor.device.type == worker.device.type:
@@ -63,7 +64,7 @@ def _pool(worker: Any) -> int:
 
 
 def _tensors(caches: Any) -> Iterator[Any]:
-    """A layer's is a tensor, or several of them."""
+    """Yield the tensor or tensors of each layer."""
     for one in caches:
         if isinstance(one, list | tuple):
             yield from _tensors(one)
@@ -92,7 +93,7 @@ def _measured(worker: Any) -> dict[str, int]:
 
 
 def _kept_for_graphs(worker: Any) -> int | None:
-    """Of its estimate, what it took off the pool; None where it makes none."""
+    """Return the part of its estimate that it took off the pool, or None where it makes none."""
     import vllm.envs
 
     estimate = getattr(worker, "cudagraph_memory_estimate", None)

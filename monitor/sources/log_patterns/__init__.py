@@ -1,8 +1,8 @@
 """Classes of log lines that bear on KV memory, beside the statistics and the memory profile.
 
-pattern.py               what a class is: its name, engine, releases, sample and regular expression
+pattern.py               a class: its name, engine, releases, sample and regular expression
 refusal_patterns.py      engines that do not start, and devices that run out of memory
-health_patterns.py       engines, workers and front ends that stand still, die or start anew
+health_patterns.py       engines, workers and front ends that stand still, die or restart
 pressure_patterns.py     preemptions, retractions, pools and blocks
 connector_patterns.py    KV connectors, leases, outer tiers
 audit_patterns.py        SGLang's audits of its own pools
@@ -37,5 +37,7 @@ _PREFILTER: Final = Prefilter(PATTERNS)
 
 
 def matched_lines(text: str, joined: str = "", spaced: str = "") -> Iterator[MatchedLine]:
-    """What a line says, by each class that it is of. `joined` and `spaced` are the line with those that continue it."""
+    """Yield the classes of a line, with their fields. `joined` and `spaced` are the line with those that continue
+    it.
+    """
     yield from _PREFILTER.matches(text, joined or text, spaced or text)

@@ -26,9 +26,9 @@ _MAMBA_SIZE: Final = re.compile(rf"mamba_pool\.size=\s?{_TOKENS}", re.ASCII)
 
 
 def _pool_audit(match: re.Match[str]) -> LineFields:
-    """What the pool holds and what is accounted for, in tokens. `unowned` is the difference: below 0 for too many.
+    """Return the pool's contents and the accounted part, in tokens. `unowned` is the difference: below 0 for too many.
 
-    Of several pools, the first whose sum is not 0. Older releases print free and evictable tokens as one sum.
+    For several pools, the first whose sum is not 0. Older releases print free and evictable tokens as one sum.
     """
     text = match.string[match.start() :]
     sums = [fields for name, part in _pools_of(text) if (fields := _sum_of_pool(name, part))]

@@ -1,4 +1,6 @@
-"""Blocks that are freed twice, and free lists that contradict their counters, as assertions of the engines say."""
+"""Blocks that are freed twice, and free lists that contradict their counters, as assertions of the engines report
+them.
+"""
 
 from __future__ import annotations
 

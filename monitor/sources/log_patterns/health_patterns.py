@@ -1,4 +1,4 @@
-"""Engines, workers and front ends: what stands still, what died, what starts anew, what still answers."""
+"""Engines, workers and front ends that stand still, die, restart, or still answer."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GIB_PER_UNIT: Final = {
 
 class LogPattern(NamedTuple):
     """One class. `literal` is in each of its lines and found before the expression is tried. Named groups become
-    fields; `fields`, if given, makes them of the match instead.
+    fields, unless `fields` makes them of the match.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Prefilter:
         self._any = re.compile("|".join(literals))
 
     def matches(self, text: str, joined: str, spaced: str) -> Iterator[MatchedLine]:
-        """What `text` is, by itself or with the lines that continue it. A match begins in `text`."""
+        """Yield the match of `text`, by itself or with the lines that continue it. A match begins in `text`."""
         whole = (text,) if joined == text else (spaced, joined, text)
         if not any(self._any.search(variant) for variant in whole):
             return
@@ -82,7 +82,7 @@ def _line_fields(pattern: LogPattern, match: re.Match[str]) -> LineFields:
 
 
 def number_in(text: str) -> int | float | str:
-    """A number as printed, thousands separators and all; what is none stays text."""
+    """Return a number as printed, thousands separators and all. Other text stays text."""
     digits = text.replace(",", "")
     for kind in (int, float):
         try:
@@ -93,5 +93,5 @@ def number_in(text: str) -> int | float | str:
 
 
 def gib(amount: str, unit: str) -> float:
-    """A size with its unit, in GiB."""
+    """Return a size with its unit, in GiB."""
     return round(float(amount) * GIB_PER_UNIT[unit], 4)

@@ -23,7 +23,7 @@ _OF_AN_OOM: Final = {
 
 
 def _out_of_memory(match: re.Match[str]) -> LineFields:
-    """The sums of an out-of-memory error, in GiB. What other processes hold is summed."""
+    """Return the sums of an out-of-memory error, in GiB. Memory of other processes is added up."""
     fields: LineFields = {}
     for name, expression in _OF_AN_OOM.items():
         sizes = [
