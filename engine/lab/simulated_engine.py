@@ -192,7 +192,6 @@ class SimulatedEngine(EngineCore):
             runner=SimulatedRunner(config.seed, loaded.config, config.block_size),
             device=self._device,
         )
-        self._model_thread = None  # nothing would run beside it: the engine would only wait for the thread
         self._links: list[VirtualLink] = []
         latencies = latencies or OutsideTimes()
         if isinstance(self.connector, HostConnector) and latencies.takes_time_to_copy:
