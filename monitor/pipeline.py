@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.detectors.detector import Detector
@@ -59,7 +58,7 @@ class Pipeline(QueryHandlers):
             last_facts: dict[str, EngineLedger] = {}
             for record in records:
                 ledger = self.fleet.apply(record)
-                self._contain("the recent past", "history", ledger, partial(self._past.look, ledger, record))
+                self._contain("the recent past", "history", ledger, self._past.look, ledger, record)
                 if isinstance(record, Fact | ReportedEvent):
                     last_facts[ledger.engine] = ledger  # a start-up has dozens: one judgement is enough for all
                 elif self._is_due(ledger):
@@ -164,25 +163,26 @@ class Pipeline(QueryHandlers):
         siblings = self.fleet.siblings(ledger)
         ledger.observer_failures = self.supervisor.failures(ledger.engine)
         for detector in detectors_for(ledger):
-            find = partial(_extend, judgements, detector, ledger, siblings, self.settings)
-            self._contain(f"the detector {detector.code}", "detector", ledger, find)
-        find = partial(_extend_by_text, judgements, ledger, self.settings)
-        self._contain("what a text shows", "detector", ledger, find)
+            name, rest = f"the detector {detector.code}", (ledger, siblings, self.settings)
+            self._contain(name, "detector", ledger, _extend, judgements, detector, *rest)
+        self._contain("what a text shows", "detector", ledger, _extend_by_text, judgements, ledger, self.settings)
         judgements += PLUGINS.judge(ledger, siblings, self.settings)
         judgements = graded(ledger, judgements, severities())
         heard_ns = ledger.now_ns if ledger.state.stopped_ns else ledger.heard_ns
         self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements, ledger.epoch, heard_ns)
         del self._transitions[:-MAX_TRANSITIONS]
 
-    def _contain(self, what: str, kind: WorkerKind, ledger: EngineLedger, call: Callable[[], None]) -> None:
+    def _contain(
+        self, what: str, kind: WorkerKind, ledger: EngineLedger, call: Callable[..., None], *arguments: Any
+    ) -> None:
         """Call, and let what it raises be a failure of this worker alone."""
-        worker = f"{what} of {ledger.engine}"
         try:
-            call()
+            call(*arguments)
         except Exception as error:
-            self.supervisor.failed(worker, kind, error, (ledger.engine,))
+            self.supervisor.failed(f"{what} of {ledger.engine}", kind, error, (ledger.engine,))
         else:
-            self.supervisor.works(worker)
+            if self.supervisor.has_failures:
+                self.supervisor.works(f"{what} of {ledger.engine}")
 
 
 def _extend_by_text(judgements: list[Judgement], ledger: EngineLedger, settings: Settings) -> None:

@@ -74,6 +74,11 @@ class Supervisor:
             logger.info("%s works again after %d failures", worker, failure.times)
         return failure is not None
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether any worker does not work."""
+        return bool(self._failures)
+
     def failures(self, engine: str = "") -> tuple[WorkerFailure, ...]:
         """Return the workers that do not work, of those that an engine depends on if one is named."""
         with self._lock:

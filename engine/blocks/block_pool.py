@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from kvscope.engine.blocks.free_queue import FreeQueue
-from kvscope.engine.blocks.prefix_hashes import kv_group_of, public_hash
+from kvscope.engine.blocks.prefix_hashes import kv_group_of, public_hashes
 from kvscope.engine.faults import Faults
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Evict, Release
@@ -69,10 +69,10 @@ class BlockPool:
             self.refs[block] = 1
             digest = self.digests[block]
             if digest is not None:
-                evicted.append(public_hash(digest))
+                evicted.append(digest)
                 self._forget(block, digest)
                 self.num_cached_idle -= 1
-        self.log.allocated(request, blocks, evicted, group)
+        self.log.allocated(request, blocks, public_hashes(evicted) if evicted else [], group)
         return blocks
 
     def reuse(self, request: int, blocks: Sequence[int], group: int = 0) -> None:
@@ -89,7 +89,7 @@ class BlockPool:
 
         One whose prefix is there already, in another block, is left out unless duplicates are kept.
         """
-        entered, hashes = [], []
+        entered, named = [], []
         for block, digest in zip(blocks, digests, strict=True):
             first = self._by_digest.setdefault(digest, block)
             if first != block and self.keeps_duplicates and self.digests[block] is None:
@@ -98,9 +98,9 @@ class BlockPool:
             if first == block and self.digests[block] is None:
                 self.digests[block] = digest
                 entered.append(block)
-                hashes.append(public_hash(digest))
+                named.append(digest)
         if entered:
-            self.log.cached(request, entered, hashes, group)
+            self.log.cached(request, entered, public_hashes(named), group)
 
     def release(self, request: int, blocks: Sequence[int], reason: Release, group: int = 0) -> None:
         """Release one reference to each. Blocks without any go to the free queue, first ones first."""

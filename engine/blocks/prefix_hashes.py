@@ -7,11 +7,13 @@ keyed: the 64 bits of each that leave the process reveal nothing about the text 
 from __future__ import annotations
 
 import os
+import struct
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
+PUBLIC_BYTES = 8
 
 
 class PrefixHasher:
@@ -43,6 +45,7 @@ def kv_group_of(digest: bytes) -> int:
     return digest[DIGEST_BYTES] if len(digest) > DIGEST_BYTES else 0
 
 
-def public_hash(digest: bytes) -> int:
-    """Return the 64 bits of a digest that events carry, never 0. Different groups have different ones."""
-    return int.from_bytes(digest[-8:], "little", signed=True) or 1
+def public_hashes(digests: Sequence[bytes]) -> list[int]:
+    """Return the 64 bits of each digest that events carry, never 0. Different groups have different ones."""
+    ends = b"".join([digest[-PUBLIC_BYTES:] for digest in digests])
+    return [value or 1 for value in struct.unpack(f"<{len(digests)}q", ends)]

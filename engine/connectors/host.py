@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from kvscope.engine.blocks.prefix_hashes import public_hash
+from kvscope.engine.blocks.prefix_hashes import public_hashes
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.faults import Faults
 from kvscope.engine.requests.request import Request
@@ -199,7 +199,7 @@ class HostConnector:
             self._say(TierOp.EVICTED, gone)
 
     def _say(self, op: TierOp, digests: list[bytes]) -> None:
-        self.log.tier(op, Tier.HOST, len(self._stored), self.capacity, [public_hash(digest) for digest in digests])
+        self.log.tier(op, Tier.HOST, len(self._stored), self.capacity, public_hashes(digests))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

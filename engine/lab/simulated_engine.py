@@ -206,7 +206,7 @@ class SimulatedEngine(EngineCore):
         """Batches that were left out of the journal."""
         self._journal: JournalWriter | None = None
         if journal is not None:
-            self._packer = Packer(self.log, name, self.vitals)
+            self._packer = Packer(self.log, name, self.vitals, folds_late=True)
             keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
             self._journal = JournalWriter(journal, self._packer.epoch, keyframe, clock=self.time)
             self._stop_repeating += (

@@ -71,7 +71,7 @@ def first_events(batch: Batch, count: int) -> Batch:
     """Return the batch as if it had ended after its first `count` events: without the counts of its end, and with the
     time of the last of these events.
     """
-    runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+    runs, args, ids = batch.columns()
     if count >= len(runs) // 5:
         return batch
     runs = runs[: 5 * count]

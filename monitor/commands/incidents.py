@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -13,6 +15,9 @@ from rich.console import Console
 from kvscope.monitor.commands.shared_flags import Commands
 from kvscope.monitor.doctor.report import FINDINGS, NOTHING
 from kvscope.monitor.doctor.terminal import terminal_console
+
+if TYPE_CHECKING:
+    from kvscope.monitor.incidents.episode import DrawnFrom
 
 
 def add(commands: Commands) -> None:
@@ -40,6 +45,20 @@ def add(commands: Commands) -> None:
         "--healthy",
         action="store_true",
         help="draw only engines without a fault, and watch each for up to an hour or 50,000 steps",
+    )
+    parser.add_argument(
+        "--per-fault",
+        type=int,
+        default=0,
+        metavar="N",
+        help="instead of --runs: draw N runs of each fault in turn, and none without a fault",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="with --per-fault: only the runs with this fault; repeatable",
     )
     parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
     parser.add_argument(
@@ -131,9 +150,7 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
     from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
     from kvscope.monitor.incidents.trial_batch import run_trials
 
-    if parsed.runs < 1:
-        raise ValueError(f"--runs {parsed.runs}: at least 1")
-    numbers = range(parsed.first, parsed.first + parsed.runs)
+    numbers = _numbers(parsed)
     trials = run_trials(
         numbers,
         parsed.seed,
@@ -142,19 +159,45 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
         processes,
         terminal_console(stderr=True),
         parsed.run_seconds,
-        parsed.healthy,
+        _drawn_from(parsed),
     )
     accuracy = accuracy_of(trials)
     show_accuracy(accuracy, console)
     if parsed.write is not None:
         parsed.write.parent.mkdir(parents=True, exist_ok=True)
         engine = parsed.engine.partition(" ")[0]
-        flags = f"--engine {engine} --first {parsed.first} --runs {parsed.runs} --seed {parsed.seed}"
-        flags += " --healthy" if parsed.healthy else ""
+        count = f"--per-fault {parsed.per_fault}" if parsed.per_fault else f"--runs {parsed.runs}"
+        flags = f"--engine {engine} --first {parsed.first} {count} --seed {parsed.seed}"
+        flags += " --healthy" if parsed.healthy else "".join(f" --fault {name}" for name in parsed.fault)
         parsed.write.write_text(accuracy_page(accuracy, f"`monitor incidents {flags}`, on {parsed.engine}"))
         data = msgspec.json.format(msgspec.json.encode(accuracy), indent=1)
         parsed.write.with_suffix(".json").write_bytes(data + b"\n")
     return NOTHING
+
+
+def _drawn_from(parsed: argparse.Namespace) -> DrawnFrom:
+    return "healthy" if parsed.healthy else "faults" if parsed.per_fault else "all"
+
+
+def _numbers(parsed: argparse.Namespace) -> Sequence[int]:
+    """Return the numbers of the runs to draw."""
+    from kvscope.monitor.incidents.episode import faults_in_turn
+
+    if parsed.fault and not parsed.per_fault:
+        raise ValueError(f"--fault {parsed.fault[0]} needs --per-fault N")
+    if parsed.healthy and parsed.per_fault:
+        raise ValueError("--healthy and --per-fault exclude each other")
+    flag, count = ("--per-fault", parsed.per_fault) if parsed.per_fault else ("--runs", parsed.runs)
+    if count < 1:
+        raise ValueError(f"{flag} {count}: at least 1")
+    if not parsed.per_fault:
+        return range(parsed.first, parsed.first + count)
+    faults = faults_in_turn(parsed.engine)
+    for name in parsed.fault:
+        if name not in faults:
+            raise ValueError(f"--fault {name}: there are {', '.join(faults)}")
+    numbers = range(parsed.first, parsed.first + count * len(faults))
+    return [number for number in numbers if not parsed.fault or faults[number % len(faults)] in parsed.fault]
 
 
 def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:
@@ -162,7 +205,7 @@ def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:
     from kvscope.monitor.incidents.trial import run_trial
 
     keep = parsed.keep / f"run {parsed.explain}"
-    trial = run_trial(parsed.explain, parsed.seed, parsed.engine, keep, only_healthy=parsed.healthy)
+    trial = run_trial(parsed.explain, parsed.seed, parsed.engine, keep, drawn_from=_drawn_from(parsed))
     faults = ", ".join(trial.faults) or "no fault"
     extent = f"{trial.steps:,} steps, {trial.asked} requests, watched for {trial.watched_s:.0f} s"
     console.print(f"run {trial.number}: {faults}, {extent}", markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Final
 
 import kvscope.monitor.detectors
-from kvscope.monitor.detectors.detector import CanCause, Detector, signals_of
+from kvscope.monitor.detectors.detector import CanCause, Detector, Signal, signals_of
 from kvscope.monitor.detectors.harm import graded
 from kvscope.monitor.detectors.judgement import Judgement, Severity, TextJudgement
 from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
@@ -106,12 +106,14 @@ def explains(cause: Judgement, effect: Judgement) -> bool:
     return tie(cause, effect)
 
 
-def detectors_for(ledger: EngineLedger) -> Iterator[Detector[Any]]:
-    """Yield kvscope's own detectors that have a signal of the engine to work with."""
-    signals = signals_of(ledger)
-    for detector in DETECTORS:
-        if not signals.isdisjoint(detector.requires):
-            yield detector
+def detectors_for(ledger: EngineLedger) -> tuple[Detector[Any], ...]:
+    """Return kvscope's own detectors that have a signal of the engine to work with."""
+    return _with_a_signal(signals_of(ledger))
+
+
+@cache
+def _with_a_signal(signals: frozenset[Signal]) -> tuple[Detector[Any], ...]:
+    return tuple(detector for detector in DETECTORS if not signals.isdisjoint(detector.requires))
 
 
 def judge_engine(

@@ -83,11 +83,15 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     args: memoryview
     ids: memoryview
 
+    def columns(self) -> tuple[list[int], list[int], list[int]]:
+        """Return `runs`, `args` and `ids` as lists of numbers."""
+        return self.runs.cast("i").tolist(), self.args.cast("q").tolist(), self.ids.cast("i").tolist()
+
     def events(self) -> Iterator[Run]:
         """Each event in order, of kinds unknown to this version too. Convenient, not fast: State.apply is."""
-        args, ids = self.args.cast("q").tolist(), self.ids.cast("i").tolist()
+        runs, args, ids = self.columns()
         a = i = 0
-        for kind, group, request, n_args, n_ids in fives(self.runs.cast("i").tolist()):
+        for kind, group, request, n_args, n_ids in fives(runs):
             yield Run(kind, group, request, args[a : a + n_args], ids[i : i + n_ids])
             a += n_args
             i += n_ids

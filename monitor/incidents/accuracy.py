@@ -64,6 +64,7 @@ class FalseRate(msgspec.Struct):
 class Accuracy(msgspec.Struct):
     """The accuracy over a batch of trials. Hours are those in which a request ran or waited.
 
+    by_fault: each fault had its turn, so that recall is comparable with other draws, and shares of verdicts are not.
     failed: trials that could not be run. unfinished: those that took too long. Neither counts for anything else.
     """
 
@@ -80,6 +81,7 @@ class Accuracy(msgspec.Struct):
     reach: dict[str, list[str]]
     wrong_trials: list[int]
     unfinished: int = 0
+    by_fault: bool = False
 
 
 def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
@@ -104,6 +106,7 @@ def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
             if any(not claim.right for result in trial.results.values() for claim in result.claims)
         ],
         unfinished=sum(not trial.finished for trial in trials),
+        by_fault=any(trial.by_fault for trial in trials),
     )
 
 

@@ -37,7 +37,12 @@ def accuracy_page(accuracy: Accuracy, measured: str) -> str:
 def extent(accuracy: Accuracy) -> list[str]:
     """Return how much was run, in a few lines."""
     short = accuracy.short_steps / accuracy.steps if accuracy.steps else 0.0
+    turns = (
+        "Each fault was drawn equally often (--per-fault), and no engine without one: recall is comparable with other"
+        " draws, and the shares of right verdicts are those of this mix of faults only"
+    )
     return [
+        *([turns] if accuracy.by_fault else []),
         f"{accuracy.trials} drawn runs, {accuracy.healthy_trials} of them without a fault, {accuracy.failed} failed to"
         f" run, {accuracy.unfinished} did not finish in time",
         f"{accuracy.hours:.1f} engine-hours in which a request ran or waited, {accuracy.healthy_hours:.1f} of them"

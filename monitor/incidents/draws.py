@@ -50,6 +50,7 @@ UNDER_PRESSURE: Final = frozenset(
     ("thrash.preemption", "thrash.cascade", "thrash.after-retract", "collapse.preempt-all", "stuck.self-preempt")
 )
 WITH_PREFIXES: Final = frozenset(("collapse.prefix-hits", "collapse.cache-flushed", "corrupt.counter-drift"))
+FAULT_CODES: Final = tuple(sorted(PLACES))
 PLANNING_MEMORY: Final = frozenset(code for code in PLACES if code.startswith("sizing."))
 
 
@@ -169,14 +170,18 @@ def draw_run(number: int, seed: int = 0, code: str | None = None, watched: Watch
     )
 
 
+def fault_in_turn(number: int) -> str:
+    """Return the fault of run `number` where each has one, and each fault its turn."""
+    return FAULT_CODES[number % len(FAULT_CODES)]
+
+
 def _codes(rng: random.Random, number: int) -> tuple[str, ...]:
     kind = rng.random()
     if kind < HEALTHY_SHARE:
         return ()
-    codes = sorted(PLACES)
-    first = codes[number % len(codes)]
+    first = fault_in_turn(number)
     if kind < HEALTHY_SHARE + TWO_FAULTS_SHARE:
-        return first, rng.choice([code for code in codes if code != first])
+        return first, rng.choice([code for code in FAULT_CODES if code != first])
     return (first,)
 
 

@@ -325,14 +325,14 @@ class EngineWitness:
         """
         manager, size = self.engine.manager, self.engine.manager.block_size
         groups = range(len(manager.windows))
-        most = (request.num_tokens - 1) // size
-        wanted = [[in_group(digest, group) for group in groups] for digest in request.digests[prefix.num_blocks : most]]
-        there = next((n for n, each in enumerate(wanted) if manager.pool.find(each[0]) is None), len(wanted))
+        wanted = request.digests[prefix.num_blocks : (request.num_tokens - 1) // size]
+        there = next((n for n, digest in enumerate(wanted) if manager.pool.find(digest) is None), len(wanted))
         if there and len(groups) == 1:
             self.waste.add("prefix-missed", self.now_s, there * size, (request.id,))
         elif not request.num_preemptions:
             latest = self._evictions.latest
-            gone = list(takewhile(bool, ([digest for digest in each if digest in latest] for each in wanted)))
+            keys = ([in_group(digest, group) for group in groups] for digest in wanted)
+            gone = list(takewhile(bool, ([key for key in each if key in latest] for each in keys)))
             if gone:
                 # The request that pushed it out and the one that needed it differ: it concerns the cache as a whole.
                 kind = self._evictions.kind_of_loss(chain(*gone), manager.blocks_for(request.num_tokens))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
-from kvscope.monitor.incidents.draws import LONG_WATCH, draw_run
+from kvscope.monitor.incidents.draws import FAULT_CODES, LONG_WATCH, draw_run, fault_in_turn
+from kvscope.monitor.incidents.on_vllm.fault_table import release_tuple
+from kvscope.monitor.incidents.on_vllm.vllm_draws import faults_of, vllm_fault_in_turn
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
+from kvscope.monitor.incidents.on_vllm.vllm_worker import shared_worker
 from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
 
@@ -43,24 +46,34 @@ class LabEpisode(Protocol):
         ...
 
 
-MakeEpisode = Callable[[int, int, Path, bool], LabEpisode]
-"""Make the episode of a run's number and a seed, with a directory for its recording.
-
-The last argument asks for an engine without a fault that is watched for long.
+DrawnFrom = Literal["all", "healthy", "faults"]
+"""The engines that runs are drawn from: all, those without a fault, each watched for long, or those with one fault,
+where each fault has its turn.
 """
+MakeEpisode = Callable[[int, int, Path, DrawnFrom], LabEpisode]
+"""Make the episode of a run's number and a seed, with a directory for its recording."""
 
 
-def own_episode(number: int, seed: int, directory: Path, only_healthy: bool = False) -> OwnEpisode:
+def own_episode(number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all") -> OwnEpisode:
     """Make a drawn episode of kvscope's own engine."""
-    drawn = draw_run(number, seed, "", LONG_WATCH) if only_healthy else draw_run(number, seed)
-    return OwnEpisode(drawn, directory)
+    if drawn_from == "healthy":
+        return OwnEpisode(draw_run(number, seed, "", LONG_WATCH), directory)
+    fault = fault_in_turn(number) if drawn_from == "faults" else None
+    return OwnEpisode(draw_run(number, seed, fault), directory)
 
 
-def vllm_episode(number: int, seed: int, directory: Path, only_healthy: bool = False) -> VllmEpisode:
+def vllm_episode(number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all") -> VllmEpisode:
     """Make a drawn episode of vLLM's scheduler."""
-    if only_healthy:
+    if drawn_from == "healthy":
         return VllmEpisode(number, seed, directory, "", LONG_WATCH)
-    return VllmEpisode(number, seed, directory)
+    fault = vllm_fault_in_turn(number, shared_worker().release) if drawn_from == "faults" else None
+    return VllmEpisode(number, seed, directory, fault)
+
+
+def faults_in_turn(engine: str) -> Sequence[str]:
+    """Return the faults of an engine under test in the order of their turns. vLLM is named with its release."""
+    release = engine.partition(" ")[2]
+    return [fault.name for fault in faults_of(release_tuple(release))] if release else FAULT_CODES
 
 
 ENGINES_UNDER_TEST: Final[Mapping[str, MakeEpisode]] = {"own": own_episode, "vllm": vllm_episode}

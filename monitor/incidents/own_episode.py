@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.host import HostConnector
@@ -31,6 +29,7 @@ from kvscope.monitor.incidents.drain_limits import (
 )
 from kvscope.monitor.incidents.draws import Draw
 from kvscope.monitor.incidents.engine_witness import NATURAL_STATUSES, EngineWitness
+from kvscope.monitor.incidents.simulated_metrics import page_of
 from kvscope.monitor.incidents.truth.episode_end import (
     EpisodeEnd,
     KeptBlocks,
@@ -87,12 +86,11 @@ class OwnEpisode:
         self._polls = 0
         for at_s, count in draw.lost:
             self.engine.at(at_s, lambda count=count: self.engine.lose_batches(count))  # type: ignore[misc]
-        self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(self.engine))
+        self._collector = EngineCollector(self.engine)
         self._stop_scraping = self.engine.time.every(draw.scrape_s, self._scrape)
 
     def _scrape(self) -> None:
-        self.pages.append((self.engine.time.time_ns(), generate_latest(self._registry).decode()))
+        self.pages.append((self.engine.time.time_ns(), page_of(self._collector.collect())))
 
     def watch(self) -> None:
         """Run the watched part: no more than the drawn seconds and steps. The recording ends with it."""

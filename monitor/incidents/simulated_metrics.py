@@ -1,4 +1,7 @@
-"""A metrics page of an engine in virtual time, read as a scraped one is."""
+"""A metrics page of an engine in virtual time, read as a scraped one is.
+
+Names and labels of series are formatted and parsed once, not at each scrape: that took a third of a long run's time.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,45 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample as Series
+from prometheus_client.utils import floatToGoString
 
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.sources.metrics_page import MetricsPage
 
-FAMILY_BEGINS: Final = "\n# HELP "
-FAMILIES_KEPT: Final = 2_048
+SERIES_KEPT: Final = 4_096
+
+
+def page_of(families: Iterable[Metric]) -> str:
+    """Return the page: one line for each series, and none of help or type."""
+    return "".join(
+        f"{_series_text(series.name, tuple(series.labels.items()))} {floatToGoString(series.value)}\n"
+        for family in families
+        for series in family.samples
+    )
+
+
+@lru_cache(SERIES_KEPT)
+def _series_text(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    """Return a series' name and labels as the library writes them."""
+    family = Metric(name, "", "untyped")
+    family.add_sample(name, dict(labels), 0)
+    registry = CollectorRegistry()
+    registry.register(_OneFamily(family))
+    return generate_latest(registry).decode().splitlines()[-1].rpartition(" ")[0]
+
+
+class _OneFamily:
+    """A collector of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> list[Metric]:
+        """Return it."""
+        return [self._family]
 
 
 class ScrapeClock:
@@ -42,16 +76,19 @@ class KeptPages(MetricsPage):
         return self.text
 
     def _families(self, text: str) -> Iterable[Metric]:
-        """Parse a page, the text of each family only once. Most families stay as they are from scrape to scrape."""
-        beginning, *families = text.split(FAMILY_BEGINS)
-        yield from text_string_to_metric_families(beginning)
-        for family in families:
-            yield from _parsed_family(FAMILY_BEGINS + family)
+        """Return one family with all series of the page."""
+        page = Metric("page", "", "untyped")
+        lines = [line.rpartition(" ") for line in text.split("\n") if line]
+        page.samples = [Series(*_parsed_series(series), float(value)) for series, _, value in lines]
+        return [page]
 
 
-@lru_cache(FAMILIES_KEPT)
-def _parsed_family(text: str) -> tuple[Metric, ...]:
-    return tuple(text_string_to_metric_families(text))
+@lru_cache(SERIES_KEPT)
+def _parsed_series(text: str) -> tuple[str, dict[str, str]]:
+    """Return a series' name and labels as the library reads them."""
+    (family,) = text_string_to_metric_families(f"{text} 0\n")
+    (series,) = family.samples
+    return series.name, series.labels
 
 
 def pages_as_records(pages: Sequence[tuple[int, str]]) -> Iterator[Record]:

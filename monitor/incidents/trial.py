@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvscope.monitor.incidents.drain_limits import NotFinished
-from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST
+from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST, DrawnFrom
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recording
 from kvscope.monitor.incidents.truth.claims import codes_named, harms_behind
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
@@ -66,7 +66,8 @@ class SourceResult(msgspec.Struct):
 class Trial(msgspec.Struct):
     """The result of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long.
 
-    only_healthy: it was drawn from engines without a fault, which are watched for longer.
+    only_healthy: it was drawn from engines without a fault, which are watched for longer. by_fault: it was drawn from
+    engines with one fault, where each fault has its turn.
     """
 
     number: int
@@ -85,6 +86,12 @@ class Trial(msgspec.Struct):
     error: str = ""
     finished: bool = True
     only_healthy: bool = False
+    by_fault: bool = False
+
+    @property
+    def drawn_from(self) -> DrawnFrom:
+        """The engines that it was drawn from."""
+        return "healthy" if self.only_healthy else "faults" if self.by_fault else "all"
 
     @property
     def healthy(self) -> bool:
@@ -122,15 +129,16 @@ def run_trial(
     engine: str = "own",
     keep: Path | None = None,
     limit_s: float = 0.0,
-    only_healthy: bool = False,
+    drawn_from: DrawnFrom = "all",
 ) -> Trial:
     """Run one trial on the engine under test of that name.
 
-    only_healthy: draw an engine without a fault, and watch it for longer. keep: a directory for its recording. limit_s:
+    keep: a directory for its recording. limit_s:
     real seconds after which it is reported as not finished (0: none).
     """
     began = time.perf_counter()
-    trial = Trial(number, seed, engine=engine, only_healthy=only_healthy)
+    trial = Trial(number, seed, engine=engine)
+    trial.only_healthy, trial.by_fault = drawn_from == "healthy", drawn_from == "faults"
     directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
     try:
         with _limited_to(limit_s):
@@ -149,9 +157,8 @@ def run_trial(
 
 
 def _run_episode(trial: Trial, directory: Path) -> None:
-    episode = ENGINES_UNDER_TEST[trial.engine.partition(" ")[0]](
-        trial.number, trial.seed, directory, trial.only_healthy
-    )
+    make = ENGINES_UNDER_TEST[trial.engine.partition(" ")[0]]
+    episode = make(trial.number, trial.seed, directory, trial.drawn_from)
     trial.faults = list(episode.faults)
     episode.watch()
     found = {

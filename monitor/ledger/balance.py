@@ -11,10 +11,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Status
+from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind, Status
+from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.state.engine_state import EngineState
 
 RUNNING_STATUS = int(Status.RUNNING)
+_STEP_KINDS = frozenset(
+    int(kind) for kind in (Kind.CLOCK, Kind.PROGRESSED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.HEARTBEAT)
+)
+_MOST_EXAMINED_BYTES = 10 * 20
+"""Of a batch's events. A larger one has others than these as a rule."""
 _UNACCOUNTED, _FINISHED, _WAITING, _RUNNING = range(4)
 
 
@@ -41,6 +47,15 @@ class Balance(msgspec.Struct, frozen=True):
     def holds(self) -> bool:
         """Whether the parts add up to the total."""
         return self.difference == 0
+
+
+def keeps_balance(state: EngineState, batch: Batch) -> bool:
+    """Whether folding the batch leaves the balance of `state` as it is: few events, none of them about a block or the
+    place of a request.
+    """
+    if len(batch.runs) > _MOST_EXAMINED_BYTES or state.pending_drops:
+        return False
+    return _STEP_KINDS.issuperset(batch.runs.cast("i").tolist()[::5])
 
 
 def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None) -> Balance:

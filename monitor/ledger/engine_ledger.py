@@ -22,7 +22,7 @@ from kvscope.monitor.events.wire import (
     NotAFrame,
 )
 from kvscope.monitor.ledger import validation
-from kvscope.monitor.ledger.balance import Balance, balance_of
+from kvscope.monitor.ledger.balance import Balance, balance_of, keeps_balance
 from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
 from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps, is_next_epoch
 from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
@@ -83,7 +83,7 @@ class EngineLedger:
     """Blocks in use by the engine's own counter, which each batch carries, or -1 before the first."""
     _balance: Balance | None = None
     _unexplained: dict[int, int] | None = None
-    """Unexplained references of the current state, dropped with the next record."""
+    """Unexplained references of the current state, dropped with the next record that may change them."""
     max_recent_bytes = MAX_RECENT_BYTES
 
     def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
@@ -154,7 +154,8 @@ class EngineLedger:
         is in doubt until a keyframe or the engine's audits correct it. A ledger that validates raises InvariantError.
         """
         self._head_is_known, self._living = False, None
-        self._balance = self._unexplained = None
+        if not (isinstance(record, Batch) and keeps_balance(self.state, record)):
+            self._balance = self._unexplained = None
         try:
             self._apply(record)
         except validation.InvariantError:
@@ -219,7 +220,7 @@ class EngineLedger:
         state = self.state
         before = state.heartbeat
         try:
-            runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+            runs, args, ids = batch.columns()
             apply_events(state, runs, args, ids, batch.texts, batch.sequence)
             if self.counting:
                 self.tally.follow(state)
@@ -316,6 +317,7 @@ class EngineLedger:
 
     def _begun(self, state: EngineState) -> EngineState:
         """Books that are ours from here on."""
+        self._balance = self._unexplained = None
         state.evictions = Evictions() if self.counting else None
         state.step_times = self.step_times if self.counting else None
         state.outside_waits = self.outside_waits if self.counting else None
@@ -362,6 +364,7 @@ class EngineLedger:
         self.lost_batches[stage] += batches
         self.losses.append(Loss(batches, stage, self.now_ns, str(Position(self.epoch, self.sequence))))
         self.state.mark_damaged()
+        self._balance = self._unexplained = None
         self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns
 
     def _unreadable(self, frame: Batch | Keyframe, why: str) -> None:

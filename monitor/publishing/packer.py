@@ -34,9 +34,21 @@ class Vitals(NamedTuple):
 
 
 class Packer:
-    """Makes frames of what `log` holds. `vitals` is asked at each heartbeat."""
+    """Makes frames of what `log` holds. `vitals` is asked at each heartbeat.
 
-    def __init__(self, log: EventLog, engine: str, vitals: Callable[[], Vitals], epoch: int | None = None) -> None:
+    folds_late: batches are kept until a keyframe is cut, and folded into the shadow then. An engine in virtual time
+    cuts few keyframes, and a live one would have to wait for the fold.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        engine: str,
+        vitals: Callable[[], Vitals],
+        epoch: int | None = None,
+        *,
+        folds_late: bool = False,
+    ) -> None:
         self.log = log
         self.engine = engine
         self.epoch = log.clock.time_ns() if epoch is None else epoch
@@ -49,6 +61,8 @@ class Packer:
         self._counts = (-1, -1, -1, -1)
         self._dropped = (0, 0)
         self._shadow_dropped = 0
+        self._folds_late = folds_late
+        self._unfolded: list[Batch] = []
 
     def pack(self) -> list[Batch]:
         """Everything flushed until now, as batches in order. Events that other threads logged come before it."""
@@ -79,6 +93,9 @@ class Packer:
 
     def keyframe(self) -> Keyframe:
         """Return the shadow at the end of the last batch packed."""
+        for batch in self._unfolded:
+            self._fold(batch, *batch.columns())
+        self._unfolded.clear()
         return Keyframe(
             self.engine,
             self.epoch,
@@ -149,15 +166,21 @@ class Packer:
             column("i", ids),
         )
         self.next_sequence += 1
+        if self._folds_late:
+            self._unfolded.append(batch)
+        else:
+            self._fold(batch, runs, args, ids)
+        return batch
+
+    def _fold(self, batch: Batch, runs: list[int], args: list[int], ids: list[int]) -> None:
         if batch.dropped_batches > self._shadow_dropped:
             self._shadow_dropped = batch.dropped_batches
             self.shadow.mark_damaged()
-        apply_events(self.shadow, runs, args, ids, texts, batch.sequence)
+        apply_events(self.shadow, runs, args, ids, batch.texts, batch.sequence)
         self.shadow.take_ended()
         self.shadow.take_finished()
         self.shadow.take_lapsed()
         self.shadow.take_anomalies()
-        return batch
 
 
 def _key_hashes(flush: Flushed, keyed: Callable[[bytes], int]) -> None:

@@ -65,7 +65,9 @@ def _compare_blocks(state: EngineState, first: int, packed: list[int]) -> None:
 def _expected(state: EngineState, first: int, count: int) -> list[int]:
     """Pack a slice of the state's blocks as the engine packs its own."""
     refs, hashes = state.refs[first : first + count], state.hashes[first : first + count]
-    return [ours << 2 | (not ours) << 1 | (value != 0) for ours, value in zip(refs, hashes, strict=True)]
+    if not (any(refs) or any(hashes)):
+        return [2] * len(refs)  # as most of a large pool, which takes a tenth of the time
+    return [(ours << 2 or 2) + (value != 0) for ours, value in zip(refs, hashes, strict=True)]
 
 
 def _adopt_block(state: EngineState, block: int, refs: int, hashed: bool) -> None:

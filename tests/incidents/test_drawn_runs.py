@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.faults import PLACES
 from kvscope.engine.lab.latencies import OutsideTimes
 from kvscope.engine.lab.simulated_engine import StepTime
 from kvscope.monitor.cli import main
@@ -23,11 +24,13 @@ from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.incidents.accuracy import accuracy_of
 from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
 from kvscope.monitor.incidents.client_load import Clients
-from kvscope.monitor.incidents.draws import LONG_WATCH, STEP_S, Draw, draw_run
+from kvscope.monitor.incidents.draws import FAULT_CODES, LONG_WATCH, STEP_S, Draw, draw_run, fault_in_turn
+from kvscope.monitor.incidents.episode import own_episode
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recording, unmarked_records
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON
 from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.trial import Trial, judge_claim, note_outcome, seen_harms
+from kvscope.monitor.incidents.trial_batch import read_trials
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
 from kvscope.monitor.incidents.truth.what_happened import Harm, decide
 from tests.incidents.checked_runs import end_of_draw
@@ -281,9 +284,42 @@ def test_healthy_runs_are_kept_apart_from_others_of_the_same_seed(tmp_path: Path
     assert healthy["watched_s"] >= 900 > other["watched_s"]
 
 
+def test_each_fault_has_its_turn_and_its_runs_are_kept_apart(tmp_path: Path) -> None:
+    fault = fault_in_turn(CHEAP_RUN)
+    flags = ["--per-fault", "1", "--fault", fault, "--jobs", "1", "--seed", "5", "--run-seconds", "0.01"]
+    written = tmp_path / "page.md"
+    command = [*INCIDENTS_COMMAND, *flags, "--resume", str(tmp_path), "--write", str(written)]
+    subprocess.run(command, check=True, capture_output=True)
+    (trial,) = read_trials(tmp_path, 5, "own", "faults").values()
+    assert trial.number == FAULT_CODES.index(fault)
+    assert read_trials(tmp_path, 5, "own") == {}
+    assert "Each fault was drawn equally often" in written.read_text()
+    assert f"--per-fault 1 --seed 5 --fault {fault}" in written.read_text()
+
+
+def test_a_run_in_turn_has_one_fault(tmp_path: Path) -> None:
+    assert [fault_in_turn(number) for number in range(len(FAULT_CODES))] == sorted(PLACES)
+    for number in (3, 3 + len(FAULT_CODES)):
+        episode = own_episode(number, 5, tmp_path / str(number), "faults")
+        assert episode.draw.codes == (FAULT_CODES[3],)
+        episode.engine.close()
+
+
+def test_a_page_of_mixed_runs_claims_no_turns() -> None:
+    assert "equally often" not in accuracy_page(accuracy_of([outcome(0)]), "here")
+
+
 def test_the_command_refuses_no_runs_and_unknown_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "--runs", "0"]) == 2
     assert "--runs 0: at least 1" in capsys.readouterr().err
+    assert main(["incidents", "--per-fault", "-1"]) == 2
+    assert "--per-fault -1: at least 1" in capsys.readouterr().err
+    assert main(["incidents", "--fault", "leak.unaccounted"]) == 2
+    assert "--fault leak.unaccounted needs --per-fault N" in capsys.readouterr().err
+    assert main(["incidents", "--per-fault", "1", "--healthy"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert main(["incidents", "--per-fault", "1", "--fault", "none"]) == 2
+    assert "--fault none: there are collapse." in capsys.readouterr().err
     assert main(["incidents", "--engine", "none"]) == 2
     assert "--engine none: there are own" in capsys.readouterr().err
 

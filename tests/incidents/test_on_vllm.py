@@ -10,7 +10,7 @@ import pytest
 
 from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE, release_tuple
 from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
-from kvscope.monitor.incidents.on_vllm.vllm_draws import MOST_VLLM_BLOCKS, draw_vllm_run, faults_of
+from kvscope.monitor.incidents.on_vllm.vllm_draws import MOST_VLLM_BLOCKS, draw_vllm_run, faults_of, vllm_fault_in_turn
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
@@ -35,6 +35,15 @@ RELEASES_DRAWN = ("0.10.2", "0.18.0", "0.32.0", "0.33.0")
 def test_the_same_number_draws_the_same_episode() -> None:
     assert draw_vllm_run(17, 3, "0.32.0") == draw_vllm_run(17, 3, "0.32.0")
     assert draw_vllm_run(17, 3, "0.32.0") != draw_vllm_run(17, 4, "0.32.0")
+
+
+def test_each_fault_of_a_release_has_its_turn() -> None:
+    of_release = faults_of((0, 10, 2))
+    assert [vllm_fault_in_turn(number, "0.10.2") for number in range(len(of_release))] == [
+        one.name for one in of_release
+    ]
+    assert vllm_fault_in_turn(len(of_release), "0.10.2") == of_release[0].name
+    assert len(of_release) < len(FAULT_TABLE)
 
 
 def test_half_of_the_faults_are_public_reports_of_vllm() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvscope.monitor.events.kinds import Holder, Kind, Release, Stage, Status
+from kvscope.monitor.events.kinds import Holder, Kind, Limit, Release, Stage, Status
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.ledger.balance import Balance
 from tests.detectors.scenes import ENGINE, Spoken
@@ -162,3 +162,18 @@ def test_while_owners_are_uncertain_it_is_answered_all_the_same() -> None:
     scene.say()
     assert scene.ledger.uncertain_since_ns
     assert scene.ledger.balance().total == TOTAL
+
+
+def test_a_step_keeps_the_balance_and_each_change_of_blocks_or_requests_renews_it(scene: Spoken) -> None:
+    before = balance(scene)
+    scene.log.step_launched(0, [1, 2], [4, 4])
+    scene.log.progressed([1, 2], [16, 16], [1, 1])
+    scene.log.step_completed(0, 5, Limit.NONE, TOTAL - 5, 0, 4)
+    scene.say()
+    assert scene.ledger.balance() is before
+    scene.log.allocated(1, [5])
+    scene.say()
+    assert shares(scene) == (5, 0, 0, 0)
+    scene.log.waiting_on(1, Status.WAITING_FOR_REMOTE_KVS)
+    scene.say()
+    assert shares(scene) == (3, 2, 0, 0)

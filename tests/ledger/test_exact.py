@@ -65,6 +65,7 @@ def assert_same(lab: Lab, ledger: EngineLedger, skipped: Counter[int]) -> None:
     }
     parts = balance_of(state)
     assert parts.holds
+    assert ledger.balance() == parts
     assert state.unexplained_references() == dict(sorted(skipped.items()))
     assert parts.unexplained_references == skipped.total()
     assert state.unaccounted() == sorted(b for b in skipped if pool.refs[b] == skipped[b])

@@ -7,8 +7,9 @@ from hashlib import blake2b
 
 import pytest
 
+from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.kinds import Kind, Release
 from kvscope.monitor.events.wire import Batch, encode
 from kvscope.monitor.publishing.packer import Packer, Vitals
 
@@ -56,3 +57,21 @@ def test_without_a_key_they_are_not_packed_at_all() -> None:
     say(log)
     with pytest.raises(TypeError):
         packer.pack()
+
+
+def test_a_shadow_that_is_folded_late_gives_the_same_keyframes() -> None:
+    keyframes = []
+    for late in (False, True):
+        log = EventLog(VirtualClock())
+        packer = Packer(log, "e", lambda: Vitals(-1, 0, 0, 0, 0, 0, 0), folds_late=late)
+        log.keyed = keyed
+        say(log)
+        packer.pack()
+        states = [packer.keyframe().state.tobytes()]
+        log.dropped_batches = 1
+        log.released(2, [4], Release.FINISHED)
+        log.flush(2, 2, (1, 0, 3, 5))
+        packer.pack()
+        keyframes.append([*states, packer.keyframe().state.tobytes(), packer.keyframe().damaged])
+    assert keyframes[0] == keyframes[1]
+    assert keyframes[0][0] != keyframes[0][1]

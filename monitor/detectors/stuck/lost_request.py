@@ -8,6 +8,7 @@ heartbeats in a row, some are lost, and those that have not moved since are the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
@@ -19,6 +20,8 @@ from kvscope.monitor.text import clock_time, counted, duration, listed
 
 POINTS_AROUND_NS = 250_000_000
 """A heartbeat and the events before it reach the ledger within so long of one another."""
+MOST_POINTS = 200
+"""Points that are compared with the heartbeats: the latest."""
 
 
 class LostRequest(Detector[Judgement]):
@@ -58,7 +61,8 @@ class LostRequest(Detector[Judgement]):
         beats = list(ledger.beats.queue_lengths)[-heartbeats:]
         if len(beats) < heartbeats or ledger.state.damaged or _in_one_step(ledger, beats[0][0]):
             return 0
-        points = [point for point in list(ledger.points)[-200:] if point.at_ns >= beats[0][0] - POINTS_AROUND_NS]
+        latest = islice(reversed(ledger.points), MOST_POINTS)
+        points = [point for point in latest if point.at_ns >= beats[0][0] - POINTS_AROUND_NS]
         least = 1 << 30
         for at_ns, queued in beats:
             near = [p.running + p.waiting for p in points if abs(p.at_ns - at_ns) <= POINTS_AROUND_NS]

@@ -135,7 +135,7 @@ class _Engine:
                 known.clear()
 
     def _follow(self, batch: Batch) -> None:
-        runs, args, ids = batch.runs.cast("i").tolist(), batch.args.cast("q").tolist(), batch.ids.cast("i").tolist()
+        runs, args, ids = batch.columns()
         offset = batch.wall_ns - batch.mono_ns
         prefilling, moved = self._outputs_before.keys(), self._moved
         a = i = 0

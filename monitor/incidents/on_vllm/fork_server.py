@@ -15,9 +15,11 @@ from typing import Final
 
 import msgspec
 
+from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.incidents.draws import BRIEF_WATCH, WatchRange
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
+from kvscope.monitor.incidents.rare_collections import collect_rarely
 
 WARM_UP_FAULT: Final = "sending-never-reported"
 """A fault of every release whose engine has a connector."""
@@ -79,14 +81,17 @@ def _in_a_fork(order: EpisodeOrder) -> EpisodeAnswer:
 
 
 def _warm_up(release: str) -> None:
-    """Make a scheduler, for what that imports: an episode imports nothing, since each is a fork of this process.
+    """Make a scheduler and a request, for what that imports: an episode imports nothing, since each is a fork of this
+    process.
 
     The imports of vLLM 0.18 alone take most of a minute on a busy core, and a fork would repeat them.
     """
     with tempfile.TemporaryDirectory(prefix="kvscope-vllm-") as directory:
         draw = draw_vllm_run(0, 0, release, WARM_UP_FAULT)
         run = VllmRun(draw, Path(directory), Path(directory) / "model")
+        run.engine.submit("warm-up", [1], SamplingParams(max_tokens=1))
         run.engine.stop_recording()
+    collect_rarely()
 
 
 def main() -> None:

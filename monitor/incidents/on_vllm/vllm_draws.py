@@ -65,6 +65,12 @@ def faults_of(release: tuple[int, ...]) -> list[VllmFault]:
     return [fault for fault in FAULT_TABLE.values() if fault.since <= release < fault.until]
 
 
+def vllm_fault_in_turn(number: int, release: str) -> str:
+    """Return the fault of run `number` where each has one, and each fault of the release its turn."""
+    candidates = faults_of(release_tuple(release))
+    return candidates[number % len(candidates)].name
+
+
 def draw_vllm_run(
     number: int, seed: int, release: str, fault: str | None = None, watched: WatchRange = BRIEF_WATCH
 ) -> VllmDraw:

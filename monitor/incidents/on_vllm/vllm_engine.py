@@ -84,7 +84,7 @@ class VllmEngine:
         self.log = EventLog(self.time)
         self.probe = Probe(self.vllm, self.log, b"lab", self.time)
         self.probe.start()
-        self._packer = Packer(self.log, LAB_ENGINE_NAME, self.probe.vitals)
+        self._packer = Packer(self.log, LAB_ENGINE_NAME, self.probe.vitals, folds_late=True)
         keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
         self._journal: JournalWriter | None = JournalWriter(directory, self._packer.epoch, keyframe, clock=self.time)
         self._stop_repeating = (
