@@ -268,7 +268,7 @@ class LiveStream(Source):
             if self._waiting:
                 self._release(out)
         elif frame.sequence >= self._next:
-            if len(self._waiting) >= limits.UNREAD_MESSAGES:
+            if len(self._waiting) >= limits.BATCHES_BEHIND_GAP:
                 self._waiting.popleft()
             self._waiting.append(received)
 
