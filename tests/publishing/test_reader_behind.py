@@ -1,4 +1,6 @@
-"""A reader that is behind: what waits unread takes bounded memory, and nothing of it is lost."""
+"""A reader that is behind: what waits unread takes bounded memory, nothing of it is lost, and a reader that was paused
+itself reports no engine as silent.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from pathlib import Path
 import zmq
 
 from kvscope.monitor.events import limits
-from kvscope.monitor.events.wire import encode
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.service.memory_budget import UNREAD_BYTES, resident_bytes
-from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.sources.live_stream import LISTEN_NS, LiveStream
 from tests.lab import Lab
 from tests.publishing.published import ENGINE, published
 
@@ -68,5 +70,44 @@ def test_a_reader_that_was_behind_gets_every_batch_from_the_engines_ring(tmp_pat
                     ledger.apply(received.frame)
             assert not ledger.losses
             assert stream.filled_from.get("ring", 0) > 0
+        finally:
+            stream.close()
+
+
+class ShiftedClock:
+    """The system's clocks, both set forward by `shift_ns`, as a process finds them that was stopped for so long."""
+
+    shift_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() + self.shift_ns
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self.shift_ns
+
+
+def observes(stream: LiveStream) -> bool:
+    """Whether one turn of the stream adds the time until which the engine was silent."""
+    return any(received.frame.sequence == ADDED_BY_SOURCE for received in stream.receive(0.01))
+
+
+def test_a_pause_of_the_reader_is_no_silence_of_the_engine(tmp_path: Path) -> None:
+    """What was sent during the pause may come a moment later. Silence that lasts is still observed."""
+    lab = Lab(total=60, clock=time, pack=False)
+    clock = ShiftedClock()
+    with published(lab, tmp_path) as publisher:
+        stream = LiveStream(publisher.events_endpoint, publisher.replay_endpoint, clock)
+        try:
+            deadline = time.monotonic() + 60
+            while not (observes(stream) and stream.in_step):
+                assert time.monotonic() < deadline
+            publisher.close()  # it is silent from here on
+            while not observes(stream):
+                assert time.monotonic() < deadline
+            clock.shift_ns = 30_000_000_000
+            paused_s = time.monotonic()
+            while not observes(stream):
+                assert time.monotonic() < deadline
+            assert time.monotonic() - paused_s >= LISTEN_NS / 1e9
         finally:
             stream.close()
