@@ -8,7 +8,7 @@ import pytest
 
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, MAX_RECENT_BYTES, POINT_EVERY_NS, EngineLedger
 from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.service.memory_budget import ServiceMemory
+from kvscope.monitor.service.memory_budget import POINT_BYTES, ServiceMemory
 from tests.lab import Lab
 
 MIB = 1 << 20
@@ -116,12 +116,35 @@ def test_what_was_given_up_is_kept_again_once_there_is_room(
     view = process.budget.view()
     assert (view.kept_share, view.recent_bytes) == (1.0, process.planned.recent_bytes)
     assert bounds(next(iter(process.pipeline.fleet.engines.values())))[0] == process.planned.recent_bytes
-    assert (view.reductions, view.restorations) == (8, 8)
+    assert (view.reductions, view.restorations) == (1, 8)
     shares = [record.getMessage().partition(":")[0] for record in caplog.records]
     assert [share for share in shares if share.endswith("plan")] == [
-        f"memory budget of 512 MiB, {kept} % of the plan"
-        for kept in (100, 80, 64, 51, 41, 33, 26, 21, 20, 25, 31, 39, 49, 61, 76, 95, 100)
+        f"memory budget of 512 MiB, {kept} % of the plan" for kept in (100, 20, 25, 31, 39, 49, 61, 76, 95, 100)
     ]
+
+
+@pytest.mark.parametrize(
+    ("beyond_mib", "given_up_mib"),
+    [
+        pytest.param(100, 100, id="as much as the process takes too much"),
+        pytest.param(5, 55, id="a fifth at least"),
+        pytest.param(500, 221, id="four fifths at most"),
+    ],
+)
+def test_one_reduction_gives_up_as_much_as_the_process_takes_too_much(
+    monkeypatch: pytest.MonkeyPatch, beyond_mib: int, given_up_mib: int
+) -> None:
+    process = Process(monkeypatch)
+    planned = process.planned
+    for ledger in process.pipeline.fleet.engines.values():  # full rings and timelines, of 276 MiB together
+        ledger.recent_bytes = planned.recent_bytes
+        ledger.points.extend(itertools.repeat(ledger.points[0], planned.max_points))
+    process.resident_mib = round(0.9 * 512) + beyond_mib
+    process.run(1)
+    view = process.budget.view()
+    assert view.reductions == 1
+    of_all = 2 * (planned.recent_bytes + POINT_BYTES * planned.max_points) / MIB
+    assert (1 - view.kept_share) * of_all == pytest.approx(given_up_mib, abs=2)
 
 
 def test_nothing_is_kept_again_where_full_rings_would_exceed_the_budget_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,11 @@ SUBSCRIBER_MESSAGES: Final = 100
 """Published batches that wait for one subscriber, five seconds of them. The replay socket has those that it then
 misses.
 """
-UNREAD_MESSAGES: Final = 1_000
-"""Published batches that wait in a reader that is behind, or for a gap before them. It asks the replay socket for those
+UNREAD_MESSAGES: Final = 200
+"""Published batches that wait in a reader that is behind, ten seconds of them. It asks the replay socket for those
 beyond."""
+BATCHES_BEHIND_GAP: Final = 1_000
+"""Published batches that wait in a reader for a gap before them. It asks the replay socket for those beyond."""
 
 # ---------------------------------------------------------------- frames of an event stream, a recording or a bundle
 

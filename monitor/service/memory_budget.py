@@ -5,8 +5,9 @@ data of a ledger has bounds of its own, grows for about an hour, and is set asid
 of the rest. Where the default does not fit, points become sparser first and then fewer, and the ring becomes shorter.
 The history in the data directory keeps all of it. Nothing that detectors decide on is given up.
 
-When the process comes near the budget, engines keep less than that share, but always a fifth of it: memory that grows
-beyond that is not the ledgers' to free. Reductions are undone when there is room for everything that this restores.
+When the process comes near the budget, engines keep less than that share, by as much as the process takes too much,
+but always a fifth of it: memory that grows beyond that is not the ledgers' to free. Reductions are undone when there is
+room for everything that this restores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvscope.monitor.events import limits
 from kvscope.monitor.ledger.engine_ledger import (
     MAX_POINTS,
     MAX_RECENT_BYTES,
@@ -43,8 +45,7 @@ SETTLE_S: Final = 30.0
 USABLE_SHARE: Final = 0.8
 """Share of the budget to plan with. The rest is for queries, alerts and pages."""
 REDUCE_AT_SHARE: Final = 0.9
-"""Share of the budget beyond which the recent past shrinks by REDUCTION.
-"""
+"""Share of the budget beyond which the recent past shrinks, to REDUCTION of what is kept or less."""
 REDUCTION: Final = 0.8
 MIN_KEPT_SHARE: Final = 0.2
 """Share of the planned memory that an engine always keeps. With half of it, 25 engines still reached a budget of 768
@@ -64,6 +65,10 @@ POINT_BYTES: Final = 900
 LEDGER_BYTES: Final = 9 << 20
 """Bound of a ledger's other records when they are full: ended requests, computed prompts, evictions, histograms.
 Measured in a service of 25 engines, with what the allocators lose.
+"""
+UNREAD_BYTES: Final = limits.UNREAD_MESSAGES * 12 << 10
+"""What waits unread for a reader that is behind. libzmq receives each batch into a buffer of 8 KiB, and 9 to 11.5 KB
+were resident for one of 700 to 9,000 bytes.
 """
 BLOCK_BYTES: Final = 200
 """Size of one block of the pool in a ledger's columns."""
@@ -144,7 +149,7 @@ class ServiceMemory:
             self._room_since_s = now_s
         if self._exceeds(resident):
             if now_s - self._changed_s >= SETTLE_S:
-                self._reduce(now_s)
+                self._reduce(now_s, resident)
         elif now_s - max(self._room_since_s, self._changed_s) >= RESTORE_AFTER_S:
             self._restore(now_s)
         elif self._pools_now() != self._pools:
@@ -178,15 +183,28 @@ class ServiceMemory:
         regrowth = sum(
             max(0, bounds.ring_bytes - ledger.recent_bytes)
             + POINT_BYTES * max(0, bounds.max_points - len(ledger.points))
-            for ledger in list(self._pipeline.fleet.engines.values())
+            for ledger in self._ledgers()
         )
         return resident + regrowth <= RESTORE_AT_SHARE * self.budget
+
+    def _ledgers(self) -> list[EngineLedger]:
+        return list(self._pipeline.fleet.engines.values())
 
     def _restored_share(self) -> float:
         return min(1.0, self._kept_share / REDUCTION)
 
-    def _reduce(self, now_s: float) -> None:
-        lower = max(MIN_KEPT_SHARE, self._kept_share * REDUCTION)
+    def _reduced_share(self, resident: int) -> float:
+        """Return the share to keep so that the process is below REDUCE_AT_SHARE again, if the recent past can give up
+        so much. Rings that are not full yet give up what they have, not what they may have.
+        """
+        bounds = self._planned(1.0)
+        planned = len(self._ledgers()) * (bounds.ring_bytes + POINT_BYTES * bounds.max_points)
+        used = sum(ledger.recent_bytes + POINT_BYTES * len(ledger.points) for ledger in self._ledgers())
+        excess = resident - REDUCE_AT_SHARE * self.budget
+        return max(MIN_KEPT_SHARE, min(self._kept_share * REDUCTION, (used - excess) / max(1, planned)))
+
+    def _reduce(self, now_s: float, resident: int) -> None:
+        lower = self._reduced_share(resident)
         if lower < self._kept_share:
             self._kept_share, self._changed_s = lower, now_s
             self._reductions += 1
@@ -197,7 +215,7 @@ class ServiceMemory:
             logger.warning(
                 "memory budget of %d MiB: the process takes %d MiB, and nothing more is given up",
                 self.budget >> 20,
-                self._resident() >> 20,
+                resident >> 20,
             )
         self._released_s = now_s
         release_memory()
@@ -209,7 +227,7 @@ class ServiceMemory:
         self._apply()
 
     def _pools_now(self) -> dict[str, int]:
-        return {ledger.engine: ledger.state.total for ledger in list(self._pipeline.fleet.engines.values())}
+        return {ledger.engine: ledger.state.total for ledger in self._ledgers()}
 
     def _apply(self) -> None:
         """Bound all ledgers, and log bounds that are new."""
@@ -227,7 +245,7 @@ class ServiceMemory:
     def _planned(self, kept_share: float) -> LedgerBounds:
         """Return the bounds of each ledger when it keeps `kept_share` of its equal share of the budget."""
         engines = max(1, len(self._pools))
-        kept = LEDGER_BYTES * engines + BLOCK_BYTES * sum(self._pools.values())
+        kept = (LEDGER_BYTES + UNREAD_BYTES) * engines + BLOCK_BYTES * sum(self._pools.values())
         fair = max(0.0, USABLE_SHARE * self.budget - self._base - kept) / engines
         share = min(fair, FULL_SHARE_BYTES) * kept_share
         points = min(MAX_POINTS, max(MIN_POINTS, round((1 - RING_SHARE) * share / POINT_BYTES)))

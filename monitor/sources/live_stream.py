@@ -45,6 +45,10 @@ ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
 SILENT_NS: Final = 3_000_000_000
 """After so long without a frame of an engine its stack may be in a file: its thread holds the GIL."""
+PAUSED_NS: Final = 1_000_000_000
+"""A turn that takes so much longer than it may wait: this process was paused, or the machine was."""
+LISTEN_NS: Final = 1_000_000_000
+"""So long after a pause what was sent meanwhile may still be on its way here. It says nothing about the engine."""
 EARLY_BATCHES: Final = 64
 """An epoch first met within so many batches is received from its beginning, not from a keyframe: an engine sends 20 a
 second, and it takes a reader a second or two to connect.
@@ -111,7 +115,8 @@ class LiveStream(Source):
         self._waiting: deque[Received] = deque()
         self._asked_ns = 0
         self._asked_for = -2
-        self._observed_ns = self._heard_ns = clock.monotonic_ns()
+        self._observed_ns = self._heard_ns = self._turned_ns = self._listening_ns = clock.monotonic_ns()
+        self._turned_at_ns = clock.time_ns()
         self._stack: tuple[Layer, str] | None = None
         self._newer: NewerVersion | None = None
         self._payloads: dict[int, bytes] = {}
@@ -205,7 +210,7 @@ class LiveStream(Source):
         now = self._clock.monotonic_ns()
         if out and self.in_step and not self._more:
             self._behind = False
-        if self.engine and not self._behind and now - self._observed_ns >= OBSERVE_NS:
+        if self._is_listening(now, timeout_s) and not self._behind and now - self._observed_ns >= OBSERVE_NS:
             self._observed_ns = now
             out.append(self._added(Kind.OBSERVED, [self._clock.time_ns()]))
             if now - self._heard_ns >= SILENT_NS and (stack := read_dump(stack_file(self.events))) != self._stack:
@@ -215,6 +220,17 @@ class LiveStream(Source):
         if self._newer is not None and not out:
             raise self._newer
         return out
+
+    def _is_listening(self, now: int, timeout_s: float) -> bool:
+        """Whether silence would be the engine's: it was received here before, and this process was not paused, nor the
+        machine suspended, within LISTEN_NS.
+        """
+        wall_ns = self._clock.time_ns()
+        turn_ns = max(now - self._turned_ns, wall_ns - self._turned_at_ns)
+        if turn_ns > timeout_s * 1e9 + PAUSED_NS:
+            self._listening_ns = now
+        self._turned_ns, self._turned_at_ns = now, wall_ns
+        return bool(self.engine) and now - self._listening_ns >= LISTEN_NS
 
     # ---------------------------------------------------------------- what is published
 
@@ -268,7 +284,7 @@ class LiveStream(Source):
             if self._waiting:
                 self._release(out)
         elif frame.sequence >= self._next:
-            if len(self._waiting) >= limits.UNREAD_MESSAGES:
+            if len(self._waiting) >= limits.BATCHES_BEHIND_GAP:
                 self._waiting.popleft()
             self._waiting.append(received)
 
