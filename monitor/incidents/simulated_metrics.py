@@ -12,7 +12,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Series
-from prometheus_client.utils import floatToGoString
 
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.sources.metrics_page import MetricsPage
@@ -23,7 +22,7 @@ SERIES_KEPT: Final = 4_096
 def page_of(families: Iterable[Metric]) -> str:
     """Return the page: one line for each series, and none of help or type."""
     return "".join(
-        f"{_series_text(series.name, tuple(series.labels.items()))} {floatToGoString(series.value)}\n"
+        f"{_series_text(series.name, tuple(series.labels.items()))} {float(series.value)!r}\n"
         for family in families
         for series in family.samples
     )
