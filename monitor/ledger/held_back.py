@@ -123,12 +123,14 @@ class HeldBackQueue:
             self._moments.append(moment)
 
     def over(self, window_s: float, longest_pass_s: float) -> HeldBackTime | None:
-        """Return what was lost in the last `window_s`, or None if nothing, or if not all of it is known."""
+        """Return what was lost in the last `window_s`, or in as much of it as is known, or None if nothing."""
         if not self._moments or not self._held_ns:
             return None
-        begin_ns = self._moments[-1].at_ns - window_s * 1e9
-        if self._held_ns < begin_ns or self._moments[0].at_ns > begin_ns:
+        last_ns = self._moments[-1].at_ns
+        begin_ns = last_ns - window_s * 1e9
+        if self._held_ns < begin_ns:
             return None
+        known_s = (last_ns - self._moments[0].at_ns) / 1e9
         most_ns = max(LONGEST_PASS_NS, longest_pass_s * 1e9)
         pairs = [(one, min(after.at_ns - one.at_ns, most_ns) / 1e9) for one, after in self._pairs_since(begin_ns)]
         held = [(one, lasted_s) for one, lasted_s in pairs if one.held_back]
@@ -141,7 +143,7 @@ class HeldBackQueue:
             seconds=sum(lasted_s for _, lasted_s in held),
             lost_s=sum(lasted_s * one.held_back for one, lasted_s in held),
             present_s=sum(lasted_s * one.present for one, lasted_s in pairs),
-            span_s=window_s,
+            span_s=min(window_s, known_s),
         )
 
     def _pairs_since(self, begin_ns: float) -> Iterator[tuple[QueueMoment, QueueMoment]]:

@@ -45,6 +45,8 @@ MAX_TURNS: Final = 4096
 """Preemptions and computed prompts kept until a reader takes them. If none does, the last ones remain."""
 LEASE_SLACK_NS: Final = 100_000_000
 """The engine reports its clock once a scheduler pass, so a lease that ends during a pass ends this little later."""
+FEWER_FREE: Final = "counts with fewer free blocks"
+"""An anomaly: the engine has fewer blocks to hand out than its events leave free, so none is handed out too early."""
 
 
 class EngineState:
@@ -364,7 +366,9 @@ class EngineState:
             ("used", used, self.used),
         ):
             if theirs not in (-1, ours):
-                self.anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
+                fewer = theirs > ours if what == "used" else theirs < ours
+                name = FEWER_FREE if fewer else "counts"
+                self.anomaly(name, -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
 
     def defer(
         self, number: int, name: str, holder: int, fence: int, lease_deadline_ns: int, blocks: Iterable[int]

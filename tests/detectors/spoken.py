@@ -86,14 +86,16 @@ class Spoken(Observer):
     `described`: what its description says besides.
     """
 
-    def __init__(self, total: int = 33, settings: Iterable[str] | Settings = (), **described: Any) -> None:
+    def __init__(
+        self, total: int = 33, settings: Iterable[str] | Settings = (), *, block_size: int = 4, **described: Any
+    ) -> None:
         super().__init__(with_instant_copies(settings))
         self.total = total
         self.clock = VirtualClock()
         self.log = EventLog(self.clock)
         self.packer = Packer(self.log, ENGINE, lambda: Vitals(-1, 0, 0, 0, 0, 0, 0))
         description = EngineDescription(engine="other", kv_connector="NixlConnector", **described)
-        self.log.started(total, 1, 4, description.to_json())
+        self.log.started(total, 1, block_size, description.to_json())
         self.say()
 
     def arrive(self, number: int, blocks: list[int]) -> None:

@@ -59,6 +59,32 @@ def test_what_is_mostly_not_needed_again_is_no_loss(needed: int) -> None:
     assert not flushed_by_one_prompt(needed=needed).firing(FLUSHED)
 
 
+def flushed_of_large_blocks(needed: int, block_size: int) -> Spoken:
+    """A prompt evicts all of a small pool of cached blocks, and `needed` of them are computed again."""
+    scene = Spoken(total=41, block_size=block_size)
+    kept = list(range(1, 41))
+    scene.arrive(1, kept)
+    scene.log.cached(1, kept, kept)
+    end(scene, 1, kept)
+    evict(scene, 2, kept, needed)
+    scene.wait(1)
+    return scene
+
+
+def test_large_blocks_count_by_their_tokens() -> None:
+    (finding,) = flushed_of_large_blocks(needed=20, block_size=256).firing(FLUSHED)
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["r-2"])
+    assert value(finding, "evicted_blocks_recomputed") == 20
+
+
+@pytest.mark.parametrize(("needed", "block_size"), [(20, 32), (3, 256)])
+def test_a_tenth_of_a_second_of_work_is_no_loss_in_large_blocks_either(needed: int, block_size: int) -> None:
+    """640 and 768 tokens."""
+    scene = flushed_of_large_blocks(needed, block_size)
+    assert [one.missed for one in scene.ledger.state.evictions.culprits] == [needed]
+    assert not scene.firing(FLUSHED)
+
+
 def test_prompts_as_large_as_one_another_are_no_flush() -> None:
     assert not flushed_by_one_prompt(needed=BLOCKS // 8, usual=500).firing(FLUSHED)
 
@@ -125,9 +151,10 @@ def test_a_head_that_waits_for_a_fetch_alone_is_found_sooner() -> None:
     assert not head_of_an_idle_engine(200, behind=31).firing("stuck.head-of-line"), "the one behind has no room"
 
 
-def heads_in_turn(held_s: int, behind: int = 2, others: int = 0, turns: int = 5) -> Spoken:
+def heads_in_turn(held_s: int, behind: int = 2, others: int = 0, turns: int = 5, quiet_turns: int = 5) -> Spoken:
     """Each 30 s another head of the queue lacks blocks for `held_s`, until its client gives up, and one that needs
-    `behind` blocks waits behind it. others: requests that run beside the one that all wait for.
+    `behind` blocks waits behind it. others: requests that run beside the one that all wait for. quiet_turns: how many
+    turns the engine has been seen in the end.
     """
     scene, step = Spoken(total=200), 0
     log = scene.log
@@ -147,7 +174,7 @@ def heads_in_turn(held_s: int, behind: int = 2, others: int = 0, turns: int = 5)
             log.progressed([1], [40 + step], [step])
             log.step_completed(step, 500_000_000, Limit.KV, 30, 0, 10)
 
-    passes(30 * (5 - turns))
+    passes(30 * (quiet_turns - turns))
     for turn in range(5 - turns, 5):
         head, short = 100 + turn, 200 + turn
         passes(30 - held_s)
@@ -176,6 +203,14 @@ def test_heads_that_each_wait_for_seconds_are_found_by_the_time_that_others_lose
     scene.is_borne_out(finding)
 
 
+def test_heads_that_cost_more_are_found_before_the_engine_was_seen_for_a_whole_period() -> None:
+    """Without a loss in the part of the 120 s that is not known it would be a tenth of the time all the same."""
+    (finding,) = heads_in_turn(20, turns=3, quiet_turns=3).firing("stuck.head-of-line")
+    assert (finding.verdict, value(finding, "heads_short_of_blocks")) == ("likely", 3)
+    assert value(finding, "share_of_time_lost") == pytest.approx(20 / (20 * 3 + 10), abs=0.02)
+    assert "In the last 90 s" in finding.explanation
+
+
 @pytest.mark.parametrize(
     "scene",
     [
@@ -183,6 +218,9 @@ def test_heads_that_each_wait_for_seconds_are_found_by_the_time_that_others_lose
         pytest.param(lambda: heads_in_turn(8, behind=90), id="those behind would not fit either"),
         pytest.param(lambda: heads_in_turn(16, turns=2), id="two that are met by chance"),
         pytest.param(lambda: heads_in_turn(8, others=9), id="of many requests it costs one some time"),
+        pytest.param(
+            lambda: heads_in_turn(5, turns=3, quiet_turns=3), id="an eighth of 90 s is less than a tenth of 120"
+        ),
     ],
 )
 def test_a_queue_behind_a_large_request_is_no_head_of_line(scene: Callable[[], Spoken]) -> None:

@@ -358,7 +358,8 @@ class SecondTruth:
             by_owner[owners.get(block, -1)].append(block)
         for number, blocks in by_owner.items():
             kind, since_s = self._why_kept(account.requests.get(number), blocks)
-            if not (hangs and kind in ("kept-by-connector", "kept-unpolled", "kept-by-fetch", "lost-behind-fence")):
+            waits_for_step = any(account.fenced.get(block) in account.in_flight for block in blocks)
+            if not (hangs and (waits_for_step or kind in ("kept-by-connector", "kept-unpolled", "kept-by-fetch"))):
                 self._note_late(kind, since_s, len(blocks), [number] if number >= 0 else [], blocks)
         return len(left)
 

@@ -87,9 +87,15 @@ def test_why_a_block_is_never_freed(kept: KeptBlocks, polled: bool, kind: str) -
 def test_an_engine_that_hangs_is_one_harm_and_its_connector_has_none() -> None:
     waiting = [UnfinishedRequest("a", "running", 7.0), UnfinishedRequest("b", "waiting", 8.0)]
     kept = [KeptBlocks("connector", [3], 5.0, "r"), KeptBlocks("nothing", [4], 6.0, "r", "aborted")]
-    kept.append(KeptBlocks("nothing", [5], 6.5, "s", "fence"))
+    kept.append(KeptBlocks("nothing", [5], 6.5, "s", "fence", step_in_flight=True))
     lost, hang = decide(end(hangs_since_s=7.5, unfinished=waiting, kept=kept))
     assert (lost.kind, hang.kind, hang.since_s, hang.requests) == ("lost-at-abort", "engine-hangs", 7.5, {"a", "b"})
+
+
+def test_blocks_behind_a_step_that_had_ended_before_a_hang_are_no_effect_of_it() -> None:
+    kept = [KeptBlocks("nothing", [5], 6.5, "s", "fence"), KeptBlocks("nothing", [6], 7.0, "t", "fence", True)]
+    lost, hang = decide(end(hangs_since_s=7.5, unfinished=[UnfinishedRequest("a", "running", 7.0)], kept=kept))
+    assert (lost.kind, lost.since_s, lost.blocks, hang.kind) == ("lost-behind-fence", 6.5, {5}, "engine-hangs")
 
 
 def test_what_begins_after_the_watched_part_is_no_harm_of_it() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kvscope.engine.lab.clock import VirtualClock
 from tests.probes.bare_queue_incidents import QUEUE_INCIDENTS
+from tests.probes.bare_unusual_loads import FAULTS_BESIDE_LOADS, UNUSUAL_LOADS
 from tests.probes.connector_settings import CONNECTOR
 from tests.probes.incident_scene import STEP_S, Open, Scene
 
@@ -389,11 +390,15 @@ INCIDENTS: Final = {
 }
 
 
+BESIDE_THESE: Final = {each.__name__: each for each in (*UNUSUAL_LOADS, *FAULTS_BESIDE_LOADS)}
+"""Those that only a test of their own runs."""
+
+
 def main() -> None:
     model, out, *names = sys.argv[1:]
     for name in names or INCIDENTS:
         with (Path(out) / name).open("wb") as file:
-            INCIDENTS[name](lambda file=file, **settings: Scene(model, file, **settings))
+            (INCIDENTS | BESIDE_THESE)[name](lambda file=file, **settings: Scene(model, file, **settings))
 
 
 if __name__ == "__main__":

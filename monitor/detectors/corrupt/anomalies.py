@@ -15,6 +15,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, FoundAnomaly
+from kvscope.monitor.state.engine_state import FEWER_FREE
 from kvscope.monitor.text import clock_time
 
 BROKEN_FENCE: Final = "handed out before its fence"
@@ -38,6 +39,10 @@ MIXES_REQUESTS: Final = (
 ONLY_FENCES: Final = (
     "The engine frees blocks that it had promised to keep until that step completes. A step that only reads a block"
     " does no harm. One that writes to it gives another request its KV, so the answers cannot be trusted."
+)
+RETAINS_BLOCKS: Final = (
+    "The engine has fewer blocks to hand out than its events leave free: a counter is wrong, or something took a"
+    " reference without an event. This does not show that two requests share a block."
 )
 
 
@@ -80,11 +85,14 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
     if blocks:
         story = block_history(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
         story = [line for line in story if line.position <= first.position]
+    whats = {found.anomaly.what for found in anomalies}
+    retains = whats == {FEWER_FREE}
     where = f"block {first.anomaly.block}, " if first.anomaly.block >= 0 else ""
     return Judgement(
         code=code,
         engine=ledger.engine,
         verdict="likely" if ledger.losses else "confirmed",
+        severity="error" if retains else None,
         since_ns=first.at_ns,
         position=str(first.position),
         requests=tuple(requests),
@@ -100,10 +108,12 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
         explanation=(
             f"{title}: {where}{first.anomaly.what} ({first.anomaly.detail}), is the first of"
             f" {len(anomalies):,} found since {clock_time(first.at_ns)}. "
-            + (ONLY_FENCES if all(found.anomaly.what == BROKEN_FENCE for found in anomalies) else MIXES_REQUESTS)
+            + (RETAINS_BLOCKS if retains else ONLY_FENCES if whats == {BROKEN_FENCE} else MIXES_REQUESTS)
         ),
         do_now=(
-            "Stop sending requests to this engine and restart it: outputs since then may mix requests.",
+            "Plan a restart of this engine for a quiet hour: only a restart gives these blocks back."
+            if retains
+            else "Stop sending requests to this engine and restart it: outputs since then may mix requests.",
             "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
         ),
         change=(

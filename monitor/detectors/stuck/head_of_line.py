@@ -93,7 +93,8 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         least, fewest = settings(self.min_lost), settings(self.min_heads)
         if lost is None or len(lost.heads) < fewest:
             return
-        if lost.lost_s < least * lost.present_s or lost.seconds < least * lost.span_s:
+        # Time that is not known counts as time without a loss: it would be a tenth even then.
+        if lost.lost_s < least * lost.present_s * window_s / lost.span_s or lost.seconds < least * window_s:
             return
         worst, usable = lost.worst, ledger.state.total - ledger.state.reserved
         share = lost.lost_s / lost.present_s

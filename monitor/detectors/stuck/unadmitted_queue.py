@@ -102,6 +102,7 @@ def head_of_line_by_samples(
         code=code,
         engine=ledger.engine,
         verdict="cannot-tell" if possible else "likely",
+        severity="info" if possible else None,
         pending=pending,
         since_ns=first.at_ns or 0,
         position=first.position,

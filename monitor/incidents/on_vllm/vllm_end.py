@@ -171,13 +171,15 @@ class VllmRun:
             if request.is_finished() and blocks:
                 loading = self.engine.other.loading.get(name) is False
                 yield KeptBlocks("fetch" if loading else "connector", blocks, witness.moved_s[name], client_name(name))
-        fenced = {block.block_id for _, blocks in getattr(self.vllm, "deferred_frees", ()) for block in blocks}
+        fences = {block.block_id: fence for fence, all in getattr(self.vllm, "deferred_frees", ()) for block in all}
+        completed = getattr(self.vllm, "processed_step_seq", 0)
         lost = defaultdict(list)
         pinned = [block for block, refs in owed.items() if refs > 0 and block in witness.pinned_s]
         if pinned:
             yield KeptBlocks("pin", pinned, min(witness.pinned_s[block] for block in pinned))
         for block, refs in owed.items():
             if refs > 0 and block not in witness.pinned_s:
-                lost[witness.owed_free_of(block, block in fenced)].append(block)
-        for owed_free, blocks in lost.items():
-            yield KeptBlocks("nothing", blocks, owed_free.at_s, owed_free.owner, owed_free.by)
+                owed_free = witness.owed_free_of(block, block in fences)
+                lost[owed_free, fences.get(block, completed) > completed].append(block)
+        for (owed_free, in_flight), blocks in lost.items():
+            yield KeptBlocks("nothing", blocks, owed_free.at_s, owed_free.owner, owed_free.by, in_flight)

@@ -76,13 +76,17 @@ class UnfinishedRequest(msgspec.Struct, frozen=True):
 
 
 class KeptBlocks(msgspec.Struct, frozen=True):
-    """Blocks that are still referenced after the drain though their owner has ended. owner is empty if unknown."""
+    """Blocks that are still referenced after the drain though their owner has ended. owner is empty if unknown.
+
+    step_in_flight: the step that they are fenced behind has not returned, so that the engine rightly keeps them.
+    """
 
     by: KeptBy
     blocks: list[int]
     since_s: float
     owner: str = ""
     freed_by: FreedBy = ""
+    step_in_flight: bool = False
 
 
 class ObservedWaste(msgspec.Struct):

@@ -108,7 +108,7 @@ def _kind_of_wait(request: UnfinishedRequest, end: EpisodeEnd) -> str:
 def _never_freed(end: EpisodeEnd) -> Iterator[Harm]:
     by_kind: dict[str, list[KeptBlocks]] = defaultdict(list)
     for kept in end.kept:
-        waits_for_step = kept.by != "nothing" or kept.freed_by == "fence"
+        waits_for_step = kept.by != "nothing" or kept.step_in_flight
         if waits_for_step and (end.hangs_since_s is not None or end.failed_s is not None):
             continue  # an engine that stands still frees nothing, neither for its connector nor behind a step in flight
         by_kind[_kind_of_hold(kept, end)].append(kept)
