@@ -111,7 +111,7 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
             + (RETAINS_BLOCKS if retains else ONLY_FENCES if whats == {BROKEN_FENCE} else MIXES_REQUESTS)
         ),
         do_now=(
-            "Plan a restart of this engine for a quiet hour: only a restart gives these blocks back."
+            "Plan a restart of this engine for a quiet hour: only a restart frees these blocks."
             if retains
             else "Stop sending requests to this engine and restart it: outputs since then may mix requests.",
             "Keep a recording (monitor record) or the journal: it holds the events that contradict each other.",
