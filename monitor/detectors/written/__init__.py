@@ -23,7 +23,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement, Verdict
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.detectors.written.broken_pools import block_freed_twice, free_list_contradicts
-from kvscope.monitor.detectors.written.failed_transfers import transfers_fail
+from kvscope.monitor.detectors.written.failed_transfers import fetch_lasts, transfers_fail
 from kvscope.monitor.detectors.written.host_memory import host_memory_grows
 from kvscope.monitor.detectors.written.hypotheses import hypotheses
 from kvscope.monitor.detectors.written.lost_blocks import (
@@ -61,6 +61,7 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     leases_ran_out,
     pins_kept,
     transfers_fail,
+    fetch_lasts,
     engine_stalled,
     request_above_pool,
     front_end_keeps_requests,

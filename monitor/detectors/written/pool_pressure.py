@@ -371,7 +371,7 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         None,
     )
-    said = view.phrases("memory_taken")
+    said = view.phrases("memory_taken", "asks_about_pool")
     if view.is_report() or view.samples or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
         return
     if not said and (pool is None or not (view.said("question") or view.lines("start_up_done"))):

@@ -70,7 +70,7 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return  # its operator has paused it, or put it to sleep
     still = _still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
-    if _ended_by_an_error(view, given_up) and not waits:
+    if _ended_by_an_error(view, given_up, still) and not waits:
         return
     others = [
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
@@ -92,9 +92,14 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
     yield _stalled(view, still, others, lasted, tail if is_silent else NO_TAIL, sure=sure)
 
 
-def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent]) -> bool:
-    """Whether the input was dumped because a worker died: any exception of a step does that, not only a time-out."""
-    return bool(given_up) and all(line.name == "input_dumped" for line in given_up) and bool(view.lines("worker_died"))
+def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent], still: Sequence[Sample] = ()) -> bool:
+    """Whether the input was dumped without a time-out: any exception of a step does that.
+
+    A step that stood still before, or a person who reports a hang, makes a time-out of it, unless a worker died.
+    """
+    if not given_up or any(line.name != "input_dumped" for line in given_up):
+        return False
+    return bool(view.lines("worker_died")) or not (still or view.said("stuck", "waits_unserved", "unanswered"))
 
 
 def _steps_were_short(before: Sequence[Sample]) -> bool:
@@ -250,13 +255,13 @@ def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
     timed_out = view.lines(*TIMEOUTS)
     if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", "freed_twice", "free_list_broken"):
         return
-    if (timed_out and not _ended_by_an_error(view, timed_out)) or view.lines("worker_wait"):
+    if (timed_out and not _ended_by_an_error(view, timed_out, _still_lines(view.samples))) or view.lines("worker_wait"):
         return
     after = line_number(died[0].position)
     answers = [line for line in view.lines("front_end_answers") if line_number(line.position) > after]
     restarted = [line for line in view.lines("start_up") if line_number(line.position) > after]
     ended = [line for line in view.lines("shut_down") if line_number(line.position) <= after]
-    begins = view.mentioned("start_up") and not view.samples and not view.mentioned("start_up_done")
+    begins = view.mentioned("start_up", "frame_of_start") and not view.samples and not view.mentioned("start_up_done")
     if restarted or ended or begins:
         return  # an engine that was asked to end looks the same, and one that failed to start is another finding
     by_itself = [line for line in died if line.name == "worker_died" or line.fields.get("kind") == "fatal error"]
