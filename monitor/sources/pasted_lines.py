@@ -96,4 +96,4 @@ def _first(window: deque[tuple[int, str, bool]]) -> Iterator[PastedLine]:
 
 
 def _is_unfinished(text: str) -> bool:
-    return text.rstrip().endswith((",", "(", "=", "tokens/s"))
+    return text.rstrip().endswith((",", "(", "=", "tokens/s")) or "Error: " in text

@@ -34,7 +34,7 @@ PHRASES: Final[dict[str, str]] = {
     "waits_unserved": rf"Running\W{{0,3}}0\b{_NEAR}Waiting|nothing (?:is )?running|(?:no|any) (?:new |other "
     rf"|more )?requests?"
     rf" (?:is|are|can be|gets?) {_NEAR}(?:admitted|accepted|scheduled)|never (?:be )?(?:scheduled|admitted)"
-    rf"|stuck in \W?waiting"
+    rf"|stuck in (?:the )?\W?(?:waiting|pending)"
     r"|waiting queue (?:does not|doesn't|never|stops)|stops? admitting|queue (?:does not|doesn't) move"
     r"|takes no other request"
     r"|requests? (?:stay|remain|pile|stack|queue)\w* (?:up )?in (?:the )?(?:waiting|queue)"
@@ -133,6 +133,7 @@ PHRASES: Final[dict[str, str]] = {
     r"|KV cache usage\W{1,3}(?:is |falls to |at |only )?0(?:\.0)? ?%|plenty of (?:free )?(?:KV|blocks|memory)",
     "pool_full": rf"(?:KV[- ]?cache|cache|usage|pool|blocks){_NEAR}(?:\b100(?:\.0)? ?%|\b9\d(?:\.\d)? ?%"
     rf"|\bfull\b|exhaust\w*|fills? up|打满|满了|100%)"
+    r"|\b(?:close to|near(?:ly)?|at|hit\w*|reach\w*) (?:100|9\d)(?:\.\d)? ?% (?:of (?:the )?)?(?:KV |GPU ){0,2}cache"
     r"|\bfull\b[^.\n]{0,20}KV|no (?:more )?free (?:KV )?blocks|KV[- ]cache pressure|not enough (?:KV|blocks)",
     "head_blocks": r"head[- ]of[- ]line|\bHOL\b|queue head|head of the (?:waiting )?queue|block(?:s|ed"
     r"|ing)? (?:all|every|later|other|everyone)"
@@ -166,11 +167,14 @@ PHRASES: Final[dict[str, str]] = {
     r"(?:GPU |device )?(?:V?RAM|memory)"
     r"|(?:limit|control|restrict|measure|cap) (?:the |max |maximum |total |actual ){0,4}(?:GPU |device )?memory"
     r"|(?:as much|too much|allocat\w+ all)(?: \w+){0,4}? (?:memory|RAM|VRAM|storage)\b|(?:memory|RAM) usage is too high"
+    r"|\b(?:GPU|VRAM)(?: memory)? usage (?:is|of) (?:about |around )?\d+ ?(?:GB|GiB|G)\b"
     r"|gpu[-_ ]memory[-_ ]utili[sz]ation\W{0,3} does(?:n't| not) (?:work|pick)"
     r"|占用[^。\n]{0,12}(?:显存|内存)|显存[^。\n]{0,10}占",
     "slow": r"\bslow(?:s|ly|er|down)?\b|latency|\bTTFT\b|throughput"
     + _NEAR
-    + r"(?:drop|fall|fell|low|collaps|degrad|decreas)\w*|degrad\w+|变慢|很慢|goes on after",
+    + r"(?:drop|fall|fell|low|collaps|degrad|decreas)\w*|degrad\w+|\bkill(?:s|ed)? (?:the )?throughput|变慢|很慢|特别慢"
+    r"|(?:TPOT|TTFT|时延|延迟|耗时)[^。\n]{0,12}(?:激增|增加|上升|飙升|变长|暴涨)|吞吐[^。\n]{0,8}(?:下降|降低)"
+    r"|goes on after",
     "tier_misses": rf"(?:lmcache|external|offload\w*|CPU cache|remote|store|hicache|ucm|kvbm|mooncake"
     rf"|L[23]){_NEAR}(?:\b0 ?%|\bno|never|zero|0) {_NEAR}(?:hits?|retriev\w*|reus\w*)"
     r"|none of (?:the )?(?:\w+ ){1,4}(?:is|are|was|were|gets?) hit\b"
@@ -181,7 +185,7 @@ PHRASES: Final[dict[str, str]] = {
     "tier_full": r"(?:staging|pinned|CPU|host|allocator|lmcache|local cpu|tier|\bRAM)\b[^.。\n]{0,130}?"
     r"(?:\bfull\b(?! (?:logs?|output|trace\w*|stack|error|command|list|config\w*|attention))|exhaust\w*|out of memory"
     r"|no (?:free )?(?:memory|space)|under (?:memory )?pressure)"
-    r"|compet\w+ (?:for )?(?:the )?(?:host|CPU) memory"
+    r"|compet\w+ (?:for )?(?:the )?(?:host|CPU) memory|\bcannot store (?:\d{1,9} )?blocks"
     r"|wait\w* for (?:memory|space|buffer)|busy[- ]loop" + _NEAR + r"alloc\w*",
     "double_free": r"double[- ]?free\w*|freed twice|free(?:s|d)? (?:it |them |the same \w+ )?(?:twice|again)"
     r"|ref_?(?:cnt|count)\w*" + _NEAR + r"(?:negative|< ?0|-1|underflow)",
@@ -292,7 +296,10 @@ def _bounded_run(match: re.Match[str]) -> str:
     return rf"\{match[1]}{{{0 if match[2] == '*' else 1},{40 if match[1] == 'w' else 9}}}+"
 
 
-PHRASE_EXPRESSIONS: Final = {name: re.compile(_bounded(text), re.IGNORECASE) for name, text in PHRASES.items()}
+# ASCII: English words stand in Chinese sentences without a space, and only then is that a word boundary.
+PHRASE_EXPRESSIONS: Final = {
+    name: re.compile(_bounded(text), re.IGNORECASE | re.ASCII) for name, text in PHRASES.items()
+}
 _DENIED: Final = re.compile(
     r"(?:\b(?:no|not|without|isn't|aren't|wasn't|don't|doesn't|did not|does not|neither"
     r"|nor)\b(?:\W+\w+){0,2}\W{1,3}|没有|不是|并非|无)$",

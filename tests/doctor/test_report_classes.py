@@ -106,6 +106,30 @@ SHOWN = {
         "(VllmWorker rank=3 pid=10) ERROR 06-05 06:18:13 [multiproc_executor.py:470] RuntimeError: CUDA error: out of"
         " memory",
     ),
+    "a load from the host that raises": (
+        "stuck.remote-load",
+        "WARNING 11-18 07:48:24 [worker.py:116] Exception in ('CPU', 'GPU') transfer 35: AssertionError()",
+    ),
+    "the engine's thread for requests": (
+        "stuck.front-end",
+        "(EngineCore_DP0 pid=9) Exception in thread Thread-1 (process_input_sockets):\n"
+        "(EngineCore_DP0 pid=9) Traceback (most recent call last):",
+    ),
+    "an audit whose sums are on the next line": (
+        "corrupt.double-free",
+        "ValueError: pool memory leak detected! [full]\n"
+        "total=469952, available=96, evictable=470016, protected=0, session_held=0, uncached=0",
+    ),
+    "a pool that a person compares": (
+        "held.pool-reserved",
+        "With another library the GPU usage is about 26G, here GPU usage is about 73G. Is this usual?\n"
+        "(EngineCore pid=9) INFO 03-08 16:44:29 [gpu_worker.py:456] Available KV cache memory: 47.36 GiB",
+    ),
+    "TensorRT-LLM's pool and a question": (
+        "held.pool-reserved",
+        "67GB used for KV cache! Let me know how to control it.\n"
+        "[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache.",
+    ),
     "the scheduler's own lines on a fetch": (
         "stuck.remote-load",
         "The decode side hangs.\n"
@@ -144,6 +168,22 @@ WORDS = {
         "stuck.never-fits",
         "With video input on, a long prompt needs more blocks than the pool has. It just hangs in the queue.",
     ),
+    "requests that pend beside an empty pool": (
+        "stuck.slots-exhausted",
+        "Requests are stuck in pending state although the GPU is free.\n"
+        "2024-12-23 18:28:10 - vllm.engine.metrics - INFO - Avg prompt throughput: 0.0 tokens/s, Avg generation"
+        " throughput: 45.7 tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 3.1%, CPU"
+        " KV cache usage: 0.0%.",
+    ),
+    "English words in a Chinese sentence": (
+        "stuck.self-preempt",
+        "KV cache打满100%以后，服务就hang住了，请求被preempt之后不再恢复。",
+    ),
+    "a full pool and a slow answer in Chinese": ("sizing.kv-too-small", "KV cache usage接近100%时，TPOT激增四五倍。"),
+    "a full pool in another order": (
+        "sizing.kv-too-small",
+        "Hitting close to 100% KV cache kills the throughput, and requests wait.",
+    ),
     "the first audit's title": ("leak.unaccounted", "KV cache pool leak detected! It comes after each benchmark."),
     "a tier that is hit too seldom": (
         "collapse.outer-hits",
@@ -151,6 +191,10 @@ WORDS = {
         " backend is very low, only 3 %.",
     ),
     "a tier's cache miss": ("collapse.outer-hits", "[Bug]: LMCache has a cache miss for what another server stored"),
+    "a tier that stores no more": (
+        "stuck.outer-tier",
+        "With more prompts it crashes: the offloading connector warns 'Cannot store blocks' first.",
+    ),
     "two that compete for the host's memory": (
         "stuck.outer-tier",
         "The server deadlocks under load: loads from the disk tier compete for host memory (LMCache, local_cpu: true).",
@@ -226,6 +270,38 @@ QUIET = {
         "The whole server crashes when the tier's RAM is full.\n"
         "ERROR 08-13 08:25:56 [dump_input.py:69] Dumping input data for V1 LLM engine (v0.10.3) with config: model='m'",
     ),
+    "an engine that computes": (
+        "stuck.engine-stalled",
+        "Requests get stuck in the queue.\n"
+        "INFO 07-10 10:00:00 metrics.py:10] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 45.7"
+        " tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 3.1%, CPU KV cache"
+        " usage: 0.0%",
+    ),
+    "an engine that queues a moment": (
+        "stuck.slots-exhausted",
+        "How fast is this?\n"
+        "INFO 07-10 10:00:00 metrics.py:10] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 45.7"
+        " tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 3.1%, CPU KV cache"
+        " usage: 0.0%",
+    ),
+    "a store to the host that raises": (
+        "stuck.remote-load",
+        "WARNING 11-18 07:48:24 [worker.py:116] Exception in ('GPU', 'CPU') transfer 35: AssertionError()",
+    ),
+    "an engine that was restarted after its thread's end": (
+        "stuck.front-end",
+        "(EngineCore_DP0 pid=9) Exception in thread Thread-1 (process_input_sockets):\n"
+        "INFO 11-20 23:35:01 [api_server.py:1900] vLLM API server version 0.11.0",
+    ),
+    "an audit that adds up on the next line": (
+        "corrupt.double-free",
+        "INFO [full]\ntotal=469952, available=96, evictable=469856, protected=0, session_held=0, uncached=0",
+    ),
+    "an engine that runs out of memory at its start": (
+        "stuck.engine-dead",
+        "The engine passes the check and then crashes with torch.OutOfMemoryError during graph capture.",
+    ),
+    "a high hit rate in Chinese": ("collapse.prefix-hits", "命中率很高，但是延迟增加了。"),
     "a scheduler that does not start": (
         "stuck.engine-dead",
         "[2025-11-20 11:10:27 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"

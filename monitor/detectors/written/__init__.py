@@ -48,7 +48,7 @@ from kvscope.monitor.detectors.written.refusals import (
     graphs_beside_the_pool,
     ran_out_of_memory,
 )
-from kvscope.monitor.detectors.written.standstill import engine_stalled
+from kvscope.monitor.detectors.written.standstill import engine_stalled, socket_thread_died
 from kvscope.monitor.detectors.written.written_view import WrittenView
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -65,6 +65,7 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     engine_stalled,
     request_above_pool,
     front_end_keeps_requests,
+    socket_thread_died,
     prefix_never_hit,
     ran_out_of_memory,
     graphs_beside_the_pool,

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.written.hypothesis_table import HYPOTHESES, Hypothesis
+from kvscope.monitor.detectors.written.pool_pressure import NEARLY_EMPTY
 from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
 from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, quotes
 from kvscope.monitor.events.samples import ReportedEvent
@@ -116,6 +117,8 @@ def _of_samples(view: WrittenView) -> set[str]:
         found.add("pool_full")
     if last.running and last.generation_tokens_per_s and last.usage is not None and last.usage < 0.95:
         found.add("computes")
+        if last.waiting and last.usage < view.settings(NEARLY_EMPTY):
+            found.add("waits_with_room")
     return found
 
 

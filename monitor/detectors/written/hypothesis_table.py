@@ -87,8 +87,8 @@ HYPOTHESES: Final = (
     ),
     Hypothesis(
         "stuck.slots-exhausted",
-        (("slots",), (*STANDS, "head_blocks")),
-        {"slots": 2, "pool_free": 2},
+        (("slots", "waits_with_room"), (*STANDS, "head_blocks")),
+        {"slots": 2, "pool_free": 2, "waits_with_room": 2},
         ("encoder_cache",),
     ),
     Hypothesis(
@@ -127,13 +127,14 @@ HYPOTHESES: Final = (
         "stuck.engine-dead",
         (("process_gone",), ("answers_health", "waits_unserved", "crashes", "fails", *STANDS)),
         {"process_gone": 3, "answers_health": 2},
+        ("out_of_memory",),
     ),
     Hypothesis("stuck.rank-diverged", (("rank_stops",), ("ranks",), STANDS), {"rank_stops": 2}),
     Hypothesis(
         "stuck.engine-stalled",
         ((*STANDS, "stands_in_log", "watchdog"),),
         {"stands_in_log": 4, "watchdog": 4, "answers_health": 1, "stuck": 0.5},
-        ("unequal", "prefix_misses"),
+        ("unequal", "prefix_misses", "computes"),
     ),
     Hypothesis(
         "stuck.front-end", (("front_end",), ("unanswered", "stuck")), {"unanswered": 3}, ("not_freed", "process_gone")

@@ -288,3 +288,36 @@ def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
         wont_help=("A larger pool: the engine schedules nothing anymore.",),
         missing="" if answers else "whether the front end still responds, and the error above that line",
     )
+
+
+def socket_thread_died(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield the end of the thread by which vLLM's engine process receives requests or sends answers."""
+    died = view.lines("socket_thread_died")
+    if not died:
+        return
+    after = line_number(died[-1].position)
+    if any(line_number(line.position) > after for line in view.lines("start_up")):
+        return
+    receives = died[-1].fields["side"] == "input"
+    yield TextJudgement(
+        code="stuck.front-end",
+        engine=view.engine,
+        verdict="likely",
+        since_ns=died[0].at_ns or 0,
+        position=died[0].position,
+        evidence=quotes(died),
+        explanation=(
+            f"The engine's thread that {'receives requests' if receives else 'sends answers'} ended with an exception,"
+            " and nothing restarts it. "
+            + (
+                "Requests that came since reach the front end but not the scheduler."
+                if receives
+                else "The scheduler computes answers that no client receives."
+            )
+            + " The traceback below that line has the cause."
+        ),
+        do_now=("Restart the engine: requests in flight are lost either way.",),
+        change=("Use a one-token request as liveness probe instead of /health.", "Reject the input that caused it."),
+        wont_help=("More KV memory.",),
+        missing="the exception itself, and the request that came right before",
+    )

@@ -58,6 +58,14 @@ CONNECTOR_PATTERNS: Final = (
     ),
     LogPattern(
         "transfer_failed",
+        "vllm",
+        "offloading connector, 0.11 to 0.12",
+        "'GPU') transfer",
+        r"Exception in \('\w{1,20}', 'GPU'\) transfer \d{1,12}",
+        "WARNING 11-18 07:48:24 [worker.py:116] Exception in ('CPU', 'GPU') transfer 235: AssertionError()",
+    ),
+    LogPattern(
+        "transfer_failed",
         "sglang",
         "0.4.5 to 0.5",
         "transfer failed for request",

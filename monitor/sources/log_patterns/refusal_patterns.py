@@ -157,7 +157,8 @@ REFUSAL_PATTERNS: Final = (
         "PyTorch 1.8 to 2.9",
         "out of memory",
         r"(?:(?:CUDA|HIP|XPU|NPU|MUSA|GPU)(?: [Ee]rror:)? out of memory"
-        r"(?:\.(?: Tried to allocate .{0,40})?|\"| occurred when warming up)|Error: (?:CUDA|HIP) error: out of memory)",
+        r"(?:\.(?: Tried to allocate .{0,40})?|\"| occurred when warming up)|Error: (?:CUDA|HIP) error: out of memory"
+        r"|Tried to allocate [\d.]{1,12} [KMG]i?B\. GPU \d{1,3} has a total capacity of)",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.74 GiB. GPU 1 has a total capacity of"
         " 23.57 GiB"
         " of which 605.88 MiB is free. Process 133288 has 22.97 GiB memory in use. Of the allocated memory 20.21 GiB is"
