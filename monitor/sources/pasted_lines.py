@@ -26,6 +26,10 @@ RECORD_START: Final = re.compile(
     re.ASCII,
 )
 """How a line begins that is a record of its own, and not the rest of the one before."""
+STATISTICS_HEAD: Final = re.compile(
+    r"(?<=\S)(?= ?(?:\(\w{1,40} pid=\d{1,9}\) )?(?:INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d )", re.ASCII
+)
+"""Where a record begins inside a line that has lost its line breaks."""
 WRAPS_FROM: Final = 60
 """Characters: no terminal or editor wraps shorter lines."""
 MOST_PARTS: Final = 6
@@ -50,16 +54,17 @@ def pasted_lines(lines: Iterable[str], first: int = 1) -> Iterator[PastedLine]:
     window: deque[tuple[int, str, bool]] = deque()
     for number, raw in enumerate(lines, first):
         text = undecorated(raw)
-        window.append((number, text, RECORD_START.match(text) is not None))
-        if len(window) > MOST_PARTS:
-            yield from _first(window)
+        for record in _records(text):
+            window.append((number, record, RECORD_START.match(record) is not None))
+            if len(window) > MOST_PARTS:
+                yield from _first(window)
     while window:
         yield from _first(window)
 
 
 def undecorated(raw: str) -> str:
     """Return the line without colours, marks of quotation, fences and its end."""
-    text = raw.rstrip("\r\n")
+    text = raw.rstrip("\r\n").replace("\u00a0", " ")
     if "  " in text and "throughput: " in text:
         text = _SPACES.sub(" ", text)  # a web page's table pads the words of a line
     if "\x1b" in text:
@@ -67,6 +72,11 @@ def undecorated(raw: str) -> str:
     if text.lstrip().startswith((">", "&gt;")):
         text = QUOTED.sub("", text, count=1)
     return "" if text.lstrip().startswith(("```", "~~~")) and FENCE.match(text) else text
+
+
+def _records(text: str) -> list[str]:
+    """Return the line, or the records of statistics that stand in it without a line break between them."""
+    return STATISTICS_HEAD.split(text) if text.count("Avg prompt throughput: ") > 1 else [text]
 
 
 def _first(window: deque[tuple[int, str, bool]]) -> Iterator[PastedLine]:
@@ -86,4 +96,4 @@ def _first(window: deque[tuple[int, str, bool]]) -> Iterator[PastedLine]:
 
 
 def _is_unfinished(text: str) -> bool:
-    return text.rstrip().endswith((",", "(", "=", "tokens/s"))
+    return text.rstrip().endswith((",", "(", "=", "tokens/s")) or "Error: " in text

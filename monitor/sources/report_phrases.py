@@ -20,6 +20,7 @@ _NEAR: Final = r"[^.。\n]{0,60}?"
 _SYSTEM: Final = r"(?:KV|block|cache|memory|pool)"
 _RAM: Final = r"(?:(?:\bCPU|\bhost|\bsystem|\bserver)[ -](?:RAM|memory)|\bRAM\b|\bRSS\b|(?<!显)内存)"
 _GROWS: Final = r"(?:gr[eo]w|increas|leak|overflow|climb|exhaust|OOM|killed|不会?释放|不足|泄[漏露]|打爆)"
+_TIER: Final = r"(?:(?:storage|remote|file|disk|SSD|CPU)[- ](?:storage |tier |cache )?(?:backend|tier|cache|storage))"
 _GET: Final = r"(?:pull|fetch|transfer|receiv|read|load)"
 
 PHRASES: Final[dict[str, str]] = {
@@ -33,7 +34,7 @@ PHRASES: Final[dict[str, str]] = {
     "waits_unserved": rf"Running\W{{0,3}}0\b{_NEAR}Waiting|nothing (?:is )?running|(?:no|any) (?:new |other "
     rf"|more )?requests?"
     rf" (?:is|are|can be|gets?) {_NEAR}(?:admitted|accepted|scheduled)|never (?:be )?(?:scheduled|admitted)"
-    rf"|stuck in \W?waiting"
+    rf"|stuck in (?:the )?\W?(?:waiting|pending)"
     r"|waiting queue (?:does not|doesn't|never|stops)|stops? admitting|queue (?:does not|doesn't) move"
     r"|takes no other request"
     r"|requests? (?:stay|remain|pile|stack|queue)\w* (?:up )?in (?:the )?(?:waiting|queue)"
@@ -50,7 +51,7 @@ PHRASES: Final[dict[str, str]] = {
     rf"|(?:fail\w*|unable|cannot|can't|could(?: not|n't)) (?:to )?{_GET}\w*{_NEAR}(?:KV|cache|blocks?)"
     rf"|handshake\w*{_NEAR}fail|fail\w*{_NEAR}handshake",
     "not_freed": rf"(?:never|not|cannot|can't|won't|aren't|isn't)(?: be| been| get)? (?:freed|released"
-    rf"|reclaimed|unpinned|recycled)"
+    rf"|reclaimed|unpinned|recycled|returned to (?:the )?(?:\w+ )?pool)"
     rf"|\bleak(?:s|ed|ing|age)?\b|\bheld\b(?! (?:up|back))|\bhold(?:s|ing)?\b{_NEAR}(?:blocks?|slots?|KV|cache)"
     r"|lost for good|pile up|\b(?:do|does|did)(?: not|n't) (?:\w+ ){0,2}?(?:free|release|return|reclaim)\b"
     rf"|{_SYSTEM}\w*{_NEAR}(?:does(?:n't| not)|never|not) (?:go down|decrease|drop|shrink|fall|recover|return)"
@@ -91,6 +92,7 @@ PHRASES: Final[dict[str, str]] = {
     + r"(?:\b0 ?%|\bzero\b|\b0/\d|no hits?|never hits?|miss(?:es|ed)\b|"
     r"ineffective|(?:not|n't) (?:work|hit)|drops? to|useless|no-op|disappear)|\b(?:0 ?%|zero"
     r"|no)[- ](?:prefix[- ])?(?:cache[- ])?hits?"
+    rf"|hit rate{_NEAR} (?:is|was|stays|remains) (?:(?:very|too|so|extremely) )?(?:low|poor)\b"
     r"|hit rate\W{1,3}(?:of )?(?:0\b|0\.0|near(?:ly)? 0|drop)|命中率?[^。\n]{0,10}(?:0|低|下降)|缓存失效",
     "shared_prompts": r"same (?:token ids|prompt|prefix|request|system prompt)|identical (?:prompt|request"
     r"|prefix)|shared (?:system )?prefix"
@@ -131,6 +133,7 @@ PHRASES: Final[dict[str, str]] = {
     r"|KV cache usage\W{1,3}(?:is |falls to |at |only )?0(?:\.0)? ?%|plenty of (?:free )?(?:KV|blocks|memory)",
     "pool_full": rf"(?:KV[- ]?cache|cache|usage|pool|blocks){_NEAR}(?:\b100(?:\.0)? ?%|\b9\d(?:\.\d)? ?%"
     rf"|\bfull\b|exhaust\w*|fills? up|打满|满了|100%)"
+    r"|\b(?:close to|near(?:ly)?|at|hit\w*|reach\w*) (?:100|9\d)(?:\.\d)? ?% (?:of (?:the )?)?(?:KV |GPU ){0,2}cache"
     r"|\bfull\b[^.\n]{0,20}KV|no (?:more )?free (?:KV )?blocks|KV[- ]cache pressure|not enough (?:KV|blocks)",
     "head_blocks": r"head[- ]of[- ]line|\bHOL\b|queue head|head of the (?:waiting )?queue|block(?:s|ed"
     r"|ing)? (?:all|every|later|other|everyone)"
@@ -159,19 +162,30 @@ PHRASES: Final[dict[str, str]] = {
     rf"|alloc\w*){_NEAR}(?:\d+ ?(?:GB|GiB|G)\b|by the KV|all (?:of )?(?:the )?"
     r"(?:GPU )?(?:memory|VRAM)|(?:most|much|chunk|bulk|share|fraction|part) of (?:the |your |its |my )?"
     r"(?:GPU |device )?(?:memory|VRAM))"
+    r"|(?:requires?|needs?|costs?) (?:around |about |up to |only )?\d+ ?(?:GB|GiB|G)\b[^.\n]{0,12}"
+    r"(?:VRAM|GPU memory|显存)|(?:uses?|used|takes?|took) (?:up )?(?:a lot|too much|so much) of (?:the )?"
+    r"(?:GPU |device )?(?:V?RAM|memory)"
     r"|(?:limit|control|restrict|measure|cap) (?:the |max |maximum |total |actual ){0,4}(?:GPU |device )?memory"
     r"|(?:as much|too much|allocat\w+ all)(?: \w+){0,4}? (?:memory|RAM|VRAM|storage)\b|(?:memory|RAM) usage is too high"
+    r"|\b(?:GPU|VRAM)(?: memory)? usage (?:is|of) (?:about |around )?\d+ ?(?:GB|GiB|G)\b"
     r"|gpu[-_ ]memory[-_ ]utili[sz]ation\W{0,3} does(?:n't| not) (?:work|pick)"
     r"|占用[^。\n]{0,12}(?:显存|内存)|显存[^。\n]{0,10}占",
     "slow": r"\bslow(?:s|ly|er|down)?\b|latency|\bTTFT\b|throughput"
     + _NEAR
-    + r"(?:drop|fall|fell|low|collaps|degrad|decreas)\w*|degrad\w+|变慢|很慢|goes on after",
+    + r"(?:drop|fall|fell|low|collaps|degrad|decreas)\w*|degrad\w+|\bkill(?:s|ed)? (?:the )?throughput|变慢|很慢|特别慢"
+    r"|(?:TPOT|TTFT|时延|延迟|耗时)[^。\n]{0,12}(?:激增|增加|上升|飙升|变长|暴涨)|吞吐[^。\n]{0,8}(?:下降|降低)"
+    r"|goes on after",
     "tier_misses": rf"(?:lmcache|external|offload\w*|CPU cache|remote|store|hicache|ucm|kvbm|mooncake"
     rf"|L[23]){_NEAR}(?:\b0 ?%|\bno|never|zero|0) {_NEAR}(?:hits?|retriev\w*|reus\w*)"
     r"|none of (?:the )?(?:\w+ ){1,4}(?:is|are|was|were|gets?) hit\b"
     r"|stor(?:es|ed|ing)" + _NEAR + r"(?:never|not|no) (?:hit|retriev|read|reus|found)\w*",
-    "tier_full": r"(?:staging|pinned|CPU|host|allocator|lmcache|local cpu|tier)[^.。\n]{0,130}?"
-    r"(?:\bfull\b|exhaust\w*|out of memory|no (?:free )?(?:memory|space))"
+    "tier_hits_few": rf"(?:lmcache|hicache|kvbm|ucm|external cache|{_TIER})[^.\n]{{0,40}}?"
+    r"(?:\bcache miss|\bhit rate[^.\n]{0,20}? low\b)"
+    rf"|hit rate[^.\n]{{0,40}}?{_TIER}[^.\n]{{0,20}}? low\b",
+    "tier_full": r"(?:staging|pinned|CPU|host|allocator|lmcache|local cpu|tier|\bRAM)\b[^.。\n]{0,130}?"
+    r"(?:\bfull\b(?! (?:logs?|output|trace\w*|stack|error|command|list|config\w*|attention))|exhaust\w*|out of memory"
+    r"|no (?:free )?(?:memory|space)|under (?:memory )?pressure)"
+    r"|compet\w+ (?:for )?(?:the )?(?:host|CPU) memory|\bcannot store (?:\d{1,9} )?blocks"
     r"|wait\w* for (?:memory|space|buffer)|busy[- ]loop" + _NEAR + r"alloc\w*",
     "double_free": r"double[- ]?free\w*|freed twice|free(?:s|d)? (?:it |them |the same \w+ )?(?:twice|again)"
     r"|ref_?(?:cnt|count)\w*" + _NEAR + r"(?:negative|< ?0|-1|underflow)",
@@ -229,7 +243,7 @@ PHRASES: Final[dict[str, str]] = {
     + r"\b(?:idle|drain\w*|all requests (?:finish|complete|end)\w*)|baseline (?:usage )?(?:grows|rises"
     r"|increases)|even (?:when|with|after) (?:idle|no (?:requests?|load|traffic))"
     r"|空闲[^。\n]{0,20}(?:占用|不为|使用率)",
-    "audit": r"memory leak detected|check_memory|available_size|pool (?:audit|check)",
+    "audit": r"(?:memory|pool) leak detected|check_memory|available_size|pool (?:audit|check)",
     "skipped_free": rf"skip\w*{_NEAR}(?:clean-?up|dealloc\w*|release)\b|"
     r"(?:skip\w*|forg[eo]t\w*|miss(?:es|ed|ing)|without|lacks?|no|never calls?) (?:the |a "
     r"|to )?(?:call(?:ing)? )?(?:free|release|dec_lock_ref|cache_finished_req|unref\w*)\w*",
@@ -244,6 +258,15 @@ PHRASES: Final[dict[str, str]] = {
     "asks_for_help": r"how (?:to|do (?:I|we)|can (?:I|we)|should (?:I|we)) (?:solve|fix|avoid|resolve|prevent|handle)\b"
     r"|怎么解决|如何解决|解决办法|什么原因|什么bug",
     "host_memory_grows": rf"{_RAM}{_NEAR}{_GROWS}|(?:leak|unbounded|grow|increas|overflow)\w*{_NEAR}{_RAM}",
+    "host_process_killed": r"\bOOM-?Killed\b|\boom[- ]killer|killed by the (?:OS|kernel|operating system)"
+    r"|\b(?:k8s|kubernetes|kubelet)\b[^.\n]{0,60}\bOOM\b|\b(?:router|gateway|API ?server)\b[^.\n]{0,80}\bOOM\b",
+    "frees_nothing": r"\bcascad\w*|preempt\w*[^.\n]{0,120}?(?:frees? nothing|without freeing|returned to (?:the )?pool)"
+    r"|unchanged free[- ]block",
+    "asks_about_pool": r"\bwhat (?:\w+ )?(?:decides?|determines?|defines?|is) (?:the )?(?:GPU )?KV[- ]?cache {1,2}"
+    r"(?:size|usage)\b[^.\n?]{0,40}\?|relation(?:ship)? between [^.\n?]{0,60}(?:KV[- ]?cache|gpu_memory_utilization)"
+    r"|(?:KV ?cache|显存)[^。\n]{0,12}(?:大小|占用)[^。\n]{0,10}(?:怎么|如何|由什么|决定)",
+    "feature_request": r"\[Feature[^\]\n]{0,20}\]|The feature, motivation and pitch",
+    "bug_label": r"\[Bug[^\]\n]{0,20}\]",
     "flushed": r"(?:evict|flush|push)\w*"
     + _NEAR
     + r"(?:useful|hot|other|whole|entire|all) "
@@ -273,7 +296,10 @@ def _bounded_run(match: re.Match[str]) -> str:
     return rf"\{match[1]}{{{0 if match[2] == '*' else 1},{40 if match[1] == 'w' else 9}}}+"
 
 
-PHRASE_EXPRESSIONS: Final = {name: re.compile(_bounded(text), re.IGNORECASE) for name, text in PHRASES.items()}
+# ASCII: English words stand in Chinese sentences without a space, and only then is that a word boundary.
+PHRASE_EXPRESSIONS: Final = {
+    name: re.compile(_bounded(text), re.IGNORECASE | re.ASCII) for name, text in PHRASES.items()
+}
 _DENIED: Final = re.compile(
     r"(?:\b(?:no|not|without|isn't|aren't|wasn't|don't|doesn't|did not|does not|neither"
     r"|nor)\b(?:\W+\w+){0,2}\W{1,3}|没有|不是|并非|无)$",
@@ -291,7 +317,16 @@ _DENIES_ITSELF: Final = (
     "memory_left_behind",
     "transfer_lost",
 )
-"""Concepts whose phrases contain the denial."""
+"""Concepts some of whose phrases contain the denial."""
+_HAS_DENIAL: Final = re.compile(
+    r"\b(?:not?|never|nothing|nobody|none|without|zero|unable|cannot)\b|n't\b|不|没有|未|无", re.IGNORECASE
+)
+_DENIED_RIGHT_BEFORE: Final = re.compile(
+    r"\b(?:no|not|never|without|isn't|aren't|wasn't|don't|doesn't|didn't)(?: (?:an?|any|the))?"
+    r"(?: (?!(?:and|but|or|only|just|to|it)\b)\w+)? $",
+    re.IGNORECASE,
+)
+"""A denial of the next word, or of the one after an adjective: "this is not a resource leak"."""
 _SUPPOSABLE: Final = ("out_of_memory", "no_room_for_pool")
 """Concepts that an explanation names as what may happen."""
 _SUPPOSED: Final = re.compile(r"\b(?:if (?:you|your|this|it)|might|may|could|would|when you)\b[^.!?]*$", re.IGNORECASE)
@@ -319,7 +354,7 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
             if concept in found:
                 continue
             for match in expression.finditer(text):
-                denied = concept not in _DENIES_ITSELF and _is_denied(text, match)
+                denied = (_is_denied_at_once if concept in _DENIES_ITSELF else _is_denied)(text, match)
                 if not denied and not (concept in _SUPPOSABLE and _is_supposed(text, match)):
                     line = next(number for offset, number in reversed(starts) if offset <= match.start())
                     found[concept] = SaidPhrase(line, concept, " ".join(match[0].split())[:MOST_QUOTED_WORDS])
@@ -330,6 +365,12 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
 def _is_denied(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 40) : match.start()]
     return _DENIED.search(before) is not None or _NEGATED.search(match[0]) is not None
+
+
+def _is_denied_at_once(text: str, match: re.Match[str]) -> bool:
+    """Whether the words right before a phrase without a denial of its own deny it."""
+    before = text[max(0, match.start() - 40) : match.start()]
+    return _HAS_DENIAL.search(match[0]) is None and _DENIED_RIGHT_BEFORE.search(before) is not None
 
 
 def _is_supposed(text: str, match: re.Match[str]) -> bool:

@@ -46,6 +46,8 @@ FORMS: dict[str, tuple[Callable[[list[str]], list[str]], int]] = {
     "journald": (lambda lines: [f"Aug 07 12:00:00 node vllm[77]: {line}" for line in lines], 1),
     "json": (lambda lines: [json.dumps({"log": f"{line}\n", "stream": "stdout"}) for line in lines], 1),
     "coloured": (lambda lines: [f"\x1b[32mINFO\x1b[0m {line}" for line in lines], 1),
+    "without line breaks": (lambda lines: [" ".join(lines)], 1),
+    "hard spaces": (lambda lines: [line.replace(" ", "\u00a0") for line in lines], 1),
     "list": (lambda lines: [f"- {line}" for line in lines], 1),
     "in Chinese": (lambda lines: ["服务跑了一段时间之后，显存一直不释放：", "", *lines, "", "请问是什么原因？"], 3),
 }
@@ -58,6 +60,17 @@ def test_a_form(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     finding = finding_of(capsys, str(tmp_path / "pasted.txt"))
     assert (finding["code"], finding["verdict"]) == (FINISHED_HELD, "likely")
     assert finding["position"] == f"pasted.txt:{first}"
+
+
+def test_records_without_a_line_break_keep_their_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stamped = [f"(APIServer pid=1) INFO 08-07 12:{n // 6:02}:{10 * (n % 6):02} {line}" for n, line in enumerate(LINES)]
+    since = []
+    for name, text in (("lines.txt", "\n".join(stamped)), ("joined.txt", " ".join(stamped))):
+        (tmp_path / name).write_text(text + "\n")
+        finding = finding_of(capsys, str(tmp_path / name))
+        since.append((finding["since"], [item["value"] for item in finding["evidence"]]))
+    assert since[0] == since[1]
+    assert since[0][0] is not None
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,44 @@ SHOWN = {
         "(EngineCore pid=5) ERROR 06-02 01:41:21 [ray_executor_v2.py:523] RayWorkerProc rank=3 died unexpectedly,"
         " shutting down executor.",
     ),
+    "a capture that a device has no memory for": (
+        "sizing.kv-too-large",
+        '(VllmWorker rank=3 pid=10) ERROR 06-05 06:18:13 [multiproc_executor.py:470]   File "/usr/lib/python3/torch/'
+        'cuda/graphs.py", line 84, in capture_end\n'
+        "(VllmWorker rank=3 pid=10) ERROR 06-05 06:18:13 [multiproc_executor.py:470] RuntimeError: CUDA error: out of"
+        " memory",
+    ),
+    "a load from the host that raises": (
+        "stuck.remote-load",
+        "WARNING 11-18 07:48:24 [worker.py:116] Exception in ('CPU', 'GPU') transfer 35: AssertionError()",
+    ),
+    "the engine's thread for requests": (
+        "stuck.front-end",
+        "(EngineCore_DP0 pid=9) Exception in thread Thread-1 (process_input_sockets):\n"
+        "(EngineCore_DP0 pid=9) Traceback (most recent call last):",
+    ),
+    "an audit whose sums are on the next line": (
+        "corrupt.double-free",
+        "ValueError: pool memory leak detected! [full]\n"
+        "total=469952, available=96, evictable=470016, protected=0, session_held=0, uncached=0",
+    ),
+    "a pool that a person compares": (
+        "held.pool-reserved",
+        "With another library the GPU usage is about 26G, here GPU usage is about 73G. Is this usual?\n"
+        "(EngineCore pid=9) INFO 03-08 16:44:29 [gpu_worker.py:456] Available KV cache memory: 47.36 GiB",
+    ),
+    "TensorRT-LLM's pool and a question": (
+        "held.pool-reserved",
+        "67GB used for KV cache! Let me know how to control it.\n"
+        "[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache.",
+    ),
+    "the scheduler's own lines on a fetch": (
+        "stuck.remote-load",
+        "The decode side hangs.\n"
+        "DEBUG 01-13 06:31:31 [scheduler.py:439] cmpl-7 is still in WAITING_FOR_REMOTE_KVS state.\n"
+        "DEBUG 01-13 06:31:41 [scheduler.py:439] cmpl-8 is still in WAITING_FOR_REMOTE_KVS state.\n"
+        "DEBUG 01-13 06:32:45 [scheduler.py:439] cmpl-7 is still in WAITING_FOR_REMOTE_KVS state.",
+    ),
     "memory of the host": (
         "held.not-memory",
         "The RSS of the API server keeps growing by 2 GB an hour until the pod is killed. vLLM 0.22, no connector.",
@@ -129,6 +167,54 @@ WORDS = {
     "a video that shrinks the pool": (
         "stuck.never-fits",
         "With video input on, a long prompt needs more blocks than the pool has. It just hangs in the queue.",
+    ),
+    "requests that pend beside an empty pool": (
+        "stuck.slots-exhausted",
+        "Requests are stuck in pending state although the GPU is free.\n"
+        "2024-12-23 18:28:10 - vllm.engine.metrics - INFO - Avg prompt throughput: 0.0 tokens/s, Avg generation"
+        " throughput: 45.7 tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 3.1%, CPU"
+        " KV cache usage: 0.0%.",
+    ),
+    "English words in a Chinese sentence": (
+        "stuck.self-preempt",
+        "KV cache打满100%以后，服务就hang住了，请求被preempt之后不再恢复。",
+    ),
+    "a full pool and a slow answer in Chinese": ("sizing.kv-too-small", "KV cache usage接近100%时，TPOT激增四五倍。"),
+    "a full pool in another order": (
+        "sizing.kv-too-small",
+        "Hitting close to 100% KV cache kills the throughput, and requests wait.",
+    ),
+    "the first audit's title": ("leak.unaccounted", "KV cache pool leak detected! It comes after each benchmark."),
+    "a tier that is hit too seldom": (
+        "collapse.outer-hits",
+        "I use --hicache-storage-backend file. The same prompts again after a restart: the hit rate from the file"
+        " backend is very low, only 3 %.",
+    ),
+    "a tier's cache miss": ("collapse.outer-hits", "[Bug]: LMCache has a cache miss for what another server stored"),
+    "a tier that stores no more": (
+        "stuck.outer-tier",
+        "With more prompts it crashes: the offloading connector warns 'Cannot store blocks' first.",
+    ),
+    "two that compete for the host's memory": (
+        "stuck.outer-tier",
+        "The server deadlocks under load: loads from the disk tier compete for host memory (LMCache, local_cpu: true).",
+    ),
+    "a tier that is full and takes the engine with it": (
+        "stuck.outer-tier",
+        "vLLM crashes when the RAM of the offload tier is full. LMCACHE_MAX_LOCAL_CPU_SIZE=1",
+    ),
+    "preemptions that free nothing": (
+        "thrash.cascade",
+        "Under pressure it preempts one request after the other, repeatedly, but their blocks cannot be returned to the"
+        " pool in this step, and so it cascades through the whole queue.",
+    ),
+    "a state in a debug log": (
+        "stuck.remote-load",
+        "[Bug]: transfer\nDEBUG 01-13 06:31:31 [scheduler.py:439] cmpl-7 is still in WAITING_FOR_REMOTE_KVS state.",
+    ),
+    "a request that never fits, though another leak is denied": (
+        "stuck.never-fits",
+        "This is not a resource leak: the KV cache is empty, but a prompt larger than the pool is stuck in the queue.",
     ),
     "the memory of the step before": (
         "sizing.other-process",
@@ -178,6 +264,75 @@ QUIET = {
         "corrupt.counter-drift",
         "[TensorRT-LLM][ERROR] Assertion failed: Must set crossKvCacheFraction for encoder-decoder model"
         " (/src/cpp/tensorrt_llm/batch_manager/trtEncoderModel.cpp:88)",
+    ),
+    "a dump without a hang": (
+        "stuck.engine-stalled",
+        "The whole server crashes when the tier's RAM is full.\n"
+        "ERROR 08-13 08:25:56 [dump_input.py:69] Dumping input data for V1 LLM engine (v0.10.3) with config: model='m'",
+    ),
+    "an engine that computes": (
+        "stuck.engine-stalled",
+        "Requests get stuck in the queue.\n"
+        "INFO 07-10 10:00:00 metrics.py:10] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 45.7"
+        " tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 3.1%, CPU KV cache"
+        " usage: 0.0%",
+    ),
+    "an engine that queues a moment": (
+        "stuck.slots-exhausted",
+        "How fast is this?\n"
+        "INFO 07-10 10:00:00 metrics.py:10] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 45.7"
+        " tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 3.1%, CPU KV cache"
+        " usage: 0.0%",
+    ),
+    "a store to the host that raises": (
+        "stuck.remote-load",
+        "WARNING 11-18 07:48:24 [worker.py:116] Exception in ('GPU', 'CPU') transfer 35: AssertionError()",
+    ),
+    "an engine that was restarted after its thread's end": (
+        "stuck.front-end",
+        "(EngineCore_DP0 pid=9) Exception in thread Thread-1 (process_input_sockets):\n"
+        "INFO 11-20 23:35:01 [api_server.py:1900] vLLM API server version 0.11.0",
+    ),
+    "an audit that adds up on the next line": (
+        "corrupt.double-free",
+        "INFO [full]\ntotal=469952, available=96, evictable=469856, protected=0, session_held=0, uncached=0",
+    ),
+    "an engine that runs out of memory at its start": (
+        "stuck.engine-dead",
+        "The engine passes the check and then crashes with torch.OutOfMemoryError during graph capture.",
+    ),
+    "a high hit rate in Chinese": ("collapse.prefix-hits", "命中率很高，但是延迟增加了。"),
+    "a scheduler that does not start": (
+        "stuck.engine-dead",
+        "[2025-11-20 11:10:27 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/sglang/srt/managers/scheduler.py", line 2712, in run_scheduler_process\n'
+        "    scheduler = Scheduler(\n",
+    ),
+    "a replayed graph": (
+        "sizing.kv-too-large",
+        '  File "/usr/lib/python3/torch/cuda/graphs.py", line 88, in replay\nRuntimeError: CUDA error: an assertion',
+    ),
+    "a fetch of some seconds": (
+        "stuck.remote-load",
+        "DEBUG 01-13 06:31:31 [scheduler.py:439] cmpl-7 is still in WAITING_FOR_REMOTE_KVS state.\n"
+        "DEBUG 01-13 06:31:36 [scheduler.py:439] cmpl-7 is still in WAITING_FOR_REMOTE_KVS state.\n"
+        "DEBUG 01-13 06:33:40 [scheduler.py:439] cmpl-9 is still in WAITING_FOR_REMOTE_KVS state.",
+    ),
+    "a leak that is denied": (
+        "leak.unaccounted",
+        "It slows down. There is no leak: check_memory adds up after an abort.",
+    ),
+    "a full log": (
+        "stuck.outer-tier",
+        "It hangs with the offloading connector. CPU is busy. The full log is attached.",
+    ),
+    "a tier that is hit": (
+        "collapse.outer-hits",
+        "[Bug]: The title was wrong. The hit rate from the LMCache backend is 93 %, and the latency is low.",
+    ),
+    "preemptions that free": (
+        "thrash.cascade",
+        "It preempts requests repeatedly, and each frees its blocks, so that the next one runs.",
     ),
     "the first preemption of a run": (
         "sizing.kv-too-small",
@@ -234,3 +389,14 @@ def test_a_table_s_spaces_do_not_hide_statistics(tmp_path: Path, capsys: pytest.
         for second, usage in (("22", "14.1"), ("32", "14.4"), ("42", "14.7"))
     ]
     assert found_in("An infinite response.\n" + "\n".join(lines), tmp_path, capsys) == {"held.endless-output": "likely"}
+
+
+@pytest.mark.parametrize(("words", "verdict"), [("", "cannot-tell"), ("KV transfers fail here.\n", "likely")])
+def test_a_transfer_of_an_aborted_request_alone_is_no_verdict(
+    words: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = (
+        "[2025-11-05 16:39:09 TP0] Decode transfer failed for request rank=0 decode_req.req.rid='7' with exception"
+        " KVTransferError(bootstrap_room=47): Aborted by AbortReq."
+    )
+    assert found_in(words + line, tmp_path, capsys)["stuck.remote-load"] == verdict

@@ -31,6 +31,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
+from kvscope.monitor.detectors.written.failed_transfers import LEAST_WAIT_S
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
@@ -88,6 +89,7 @@ class RemoteLoad(Detector[Judgement]):
     position = 230
 
     grace_s = Threshold(30, "s", "the fetch of one request's KV takes milliseconds to seconds, behind others some more")
+    least_wait_s = LEAST_WAIT_S
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fetches that take too long."""

@@ -23,7 +23,7 @@ from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import TextJudgement, Verdict
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.detectors.written.broken_pools import block_freed_twice, free_list_contradicts
-from kvscope.monitor.detectors.written.failed_transfers import transfers_fail
+from kvscope.monitor.detectors.written.failed_transfers import fetch_lasts, transfers_fail
 from kvscope.monitor.detectors.written.host_memory import host_memory_grows
 from kvscope.monitor.detectors.written.hypotheses import hypotheses
 from kvscope.monitor.detectors.written.lost_blocks import (
@@ -48,7 +48,7 @@ from kvscope.monitor.detectors.written.refusals import (
     graphs_beside_the_pool,
     ran_out_of_memory,
 )
-from kvscope.monitor.detectors.written.standstill import engine_stalled
+from kvscope.monitor.detectors.written.standstill import engine_stalled, socket_thread_died
 from kvscope.monitor.detectors.written.written_view import WrittenView
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
@@ -61,9 +61,11 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     leases_ran_out,
     pins_kept,
     transfers_fail,
+    fetch_lasts,
     engine_stalled,
     request_above_pool,
     front_end_keeps_requests,
+    socket_thread_died,
     prefix_never_hit,
     ran_out_of_memory,
     graphs_beside_the_pool,

@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
-from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
+from kvscope.monitor.detectors.thresholds import Threshold
+from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, number_of, quotes
 
 _TRANSFER_LINES: Final = ("transfer_timed_out", "transfer_failed")
+LEAST_WAIT_S: Final = Threshold(
+    60, "s", "a fetch takes seconds, and the prefill of a long prompt on the other side less than a minute"
+)
+"""A threshold of stuck.remote-load."""
 
 
 def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
@@ -17,12 +22,13 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
     late = [line for line in lines if line.name == "transfer_timed_out"]
     if not lines or view.lines("stale_read"):
         return
+    aborted = all("aborted_by" in line.fields for line in lines)
     seconds = max((number_of(line, "seconds") or 0 for line in late), default=0)
     first = min(lines, key=lambda line: line.at_ns or 0)
     yield TextJudgement(
         code="stuck.remote-load",
         engine=view.engine,
-        verdict="likely",
+        verdict="cannot-tell" if aborted and not view.said("transfer_lost", *COMPLAINTS) else "likely",
         since_ns=first.at_ns or 0,
         position=first.position,
         evidence=(
@@ -33,6 +39,7 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
         explanation=(
             "The connector reports KV transfers that did not complete"
             + (f", after a wait of {seconds:,.0f} s" if seconds else "")
+            + (". The requests had been aborted, as by a client that disconnects" if aborted else "")
             + ". Each such request waits until a time-out or an abort, unless this engine computes its KV. The"
             " other side may have exited, dropped the request, or have a different layout."
         ),
@@ -46,4 +53,33 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         wont_help=("A larger pool.", "A longer time-out, if the other side has dropped the request."),
         missing="the other side's log at that time: whether it sent, refused or had exited",
+    )
+
+
+def fetch_lasts(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a request that the scheduler's own lines show waiting for its KV for a minute, in a report of a problem."""
+    lines = [line for line in view.lines("remote_wait") if line.at_ns]
+    times: dict[object, list[int]] = {}
+    for line in lines:
+        times.setdefault(line.fields["request"], []).append(line.at_ns or 0)
+    waited, request = max(((max(at) - min(at)) / 1e9, str(name)) for name, at in times.items()) if times else (0.0, "")
+    if waited < view.settings(LEAST_WAIT_S) or view.lines(*_TRANSFER_LINES):
+        return
+    theirs = [line for line in lines if line.fields["request"] == request]
+    yield TextJudgement(
+        code="stuck.remote-load",
+        engine=view.engine,
+        verdict="likely" if view.is_report() else "cannot-tell",
+        since_ns=theirs[0].at_ns or 0,
+        position=theirs[0].position,
+        evidence=(Evidence("waited", round(waited, 1), "s", "log", theirs[-1].position), *quotes(theirs)),
+        explanation=(
+            f"The scheduler reports one request as waiting for its KV from elsewhere for {waited:,.0f} s, and no line"
+            " reports a transfer that failed. The other side may still compute, have dropped the request, or have"
+            " sent its KV without a notification that arrived."
+        ),
+        do_now=("Inspect the other side for the same request id: whether it was computed, sent and acknowledged.",),
+        change=("Bound the wait: a connector's time-out with kv_load_failure_policy=recompute.",),
+        wont_help=("A larger pool.",),
+        missing="the other side's log at that time: whether it still computes the prompt",
     )

@@ -14,7 +14,8 @@ _ON_THE_HOST: Final = ("offload", "connector", "pinned", "remote_load")
 
 def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield the case of a person who names host memory in a text without any KV there."""
-    said = view.phrases("host_memory_grows")
+    grows = view.phrases("host_memory_grows")
+    said = [*grows, *view.phrases("host_process_killed")]
     if not said or view.said(*_ON_THE_HOST, "stuck", "waits_unserved", "start_fails"):
         return
     if view.mentioned("connector_named", "out_of_memory", "swap_space_exhausted", "tier_allocation_failed"):
@@ -22,7 +23,7 @@ def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
     yield TextJudgement(
         code="held.not-memory",
         engine=view.engine,
-        verdict="likely",
+        verdict="likely" if grows else "cannot-tell",
         position=said[0].position,
         evidence=quotes(said),
         explanation=(

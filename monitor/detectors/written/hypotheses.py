@@ -9,6 +9,7 @@ from typing import Final
 
 from kvscope.monitor.detectors.judgement import TextJudgement
 from kvscope.monitor.detectors.written.hypothesis_table import HYPOTHESES, Hypothesis
+from kvscope.monitor.detectors.written.pool_pressure import NEARLY_EMPTY
 from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
 from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, quotes
 from kvscope.monitor.events.samples import ReportedEvent
@@ -51,6 +52,8 @@ _TROUBLES: Final = (
     "skipped_free",
     "watchdog",
     "tier_misses",
+    "tier_hits_few",
+    "bug_label",
 )
 """Concepts too vague to count as a complaint, and sufficient to search for a cause."""
 _FAILURES: Final = tuple(name for names, _ in _SHOWN_BY for name in names)
@@ -72,6 +75,8 @@ def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, s
     """Yield the possible causes of the report, without `known`, which other functions have judged."""
     if not (view.said(*COMPLAINTS, *_TROUBLES) or view.mentioned(*_FAILURES)):
         return
+    if view.said("feature_request") and not (view.samples or view.mentioned(*_FAILURES)):
+        return  # what it wants to see names states that nobody reports
     concepts = _concepts(view)
     scored = [(score, row) for row in HYPOTHESES if row.code not in known and (score := _score(row, concepts))]
     scored.sort(key=lambda pair: -pair[0])
@@ -88,11 +93,13 @@ def _concepts(view: WrittenView) -> set[str]:
         found.add("connector")
     if view.mentioned("attention_block_size"):
         found |= {"hybrid", "large_block"}
-    if view.mentioned("worker_wait", "call_timed_out", "input_dumped", "watchdog_expired"):
+    if view.mentioned("remote_wait"):
+        found |= {"remote_load", "waits_for_kv"}
+    if view.mentioned("worker_wait", "call_timed_out", "watchdog_expired"):
         found.add("stands_in_log")
     for names, concepts in _SHOWN_BY:
-        asked_to_end = "engine_died" in names and view.mentioned("shut_down")
-        if view.mentioned(*names) and not asked_to_end:
+        ended_before = "engine_died" in names and view.mentioned("shut_down", "frame_of_start")
+        if view.mentioned(*names) and not ended_before:
             found |= set(concepts)
     if view.samples:
         found |= _of_samples(view)
@@ -110,6 +117,8 @@ def _of_samples(view: WrittenView) -> set[str]:
         found.add("pool_full")
     if last.running and last.generation_tokens_per_s and last.usage is not None and last.usage < 0.95:
         found.add("computes")
+        if last.waiting and last.usage < view.settings(NEARLY_EMPTY):
+            found.add("waits_with_room")
     return found
 
 

@@ -71,7 +71,7 @@ HYPOTHESES: Final = (
     # ---- stuck
     Hypothesis(
         "stuck.remote-load",
-        (("remote_load", "connector"), (*STANDS, "lease", "transfer_lost")),
+        (("remote_load", "connector"), (*STANDS, "lease", "transfer_lost", "waits_for_kv")),
         {"remote_load": 2, "transfer_lost": 2, "disaggregated": 1},
         ("front_end_only",),
     ),
@@ -87,8 +87,8 @@ HYPOTHESES: Final = (
     ),
     Hypothesis(
         "stuck.slots-exhausted",
-        (("slots",), (*STANDS, "head_blocks")),
-        {"slots": 2, "pool_free": 2},
+        (("slots", "waits_with_room"), (*STANDS, "head_blocks")),
+        {"slots": 2, "pool_free": 2, "waits_with_room": 2},
         ("encoder_cache",),
     ),
     Hypothesis(
@@ -127,18 +127,23 @@ HYPOTHESES: Final = (
         "stuck.engine-dead",
         (("process_gone",), ("answers_health", "waits_unserved", "crashes", "fails", *STANDS)),
         {"process_gone": 3, "answers_health": 2},
+        ("out_of_memory",),
     ),
     Hypothesis("stuck.rank-diverged", (("rank_stops",), ("ranks",), STANDS), {"rank_stops": 2}),
     Hypothesis(
         "stuck.engine-stalled",
         ((*STANDS, "stands_in_log", "watchdog"),),
         {"stands_in_log": 4, "watchdog": 4, "answers_health": 1, "stuck": 0.5},
-        ("unequal", "prefix_misses"),
+        ("unequal", "prefix_misses", "computes"),
     ),
     Hypothesis(
         "stuck.front-end", (("front_end",), ("unanswered", "stuck")), {"unanswered": 3}, ("not_freed", "process_gone")
     ),
-    Hypothesis("stuck.outer-tier", (("tier_full",), (*STANDS, "slow")), {"tier_full": 3}),
+    Hypothesis(
+        "stuck.outer-tier",
+        (("tier_full",), ("offload", "connector"), (*STANDS, "slow", "crashes", "fails")),
+        {"tier_full": 3},
+    ),
     # ---- thrash and collapse
     Hypothesis("thrash.after-retract", (("after_retraction",),), {"after_retraction": 3, "slow": 1, "preempted": 1}),
     Hypothesis(
@@ -148,7 +153,10 @@ HYPOTHESES: Final = (
         ("remote_load",),
     ),
     Hypothesis(
-        "thrash.cascade", (("preempted",), ("repeats",), ("alike", "not_freed")), {"alike": 2}, ("remote_load",)
+        "thrash.cascade",
+        (("preempted",), ("repeats",), ("alike", "not_freed", "frees_nothing")),
+        {"alike": 2, "frees_nothing": 3},
+        ("remote_load",),
     ),
     Hypothesis("collapse.preempt-all", (("preempted",), ("alike",), ("usage_falls", *STANDS)), {"usage_falls": 2}),
     Hypothesis(
@@ -161,7 +169,11 @@ HYPOTHESES: Final = (
         "sizing.block-inflated", (("large_block",), ("prefix_misses", "hybrid", "memory_taken")), {"large_block": 1}
     ),
     Hypothesis("collapse.cache-flushed", (("flushed",),), {"flushed": 2}),
-    Hypothesis("collapse.outer-hits", (("tier_misses",), ("connector", "offload")), {"tier_misses": 2}),
+    Hypothesis(
+        "collapse.outer-hits",
+        (("tier_misses", "tier_hits_few"), ("connector", "offload")),
+        {"tier_misses": 2, "tier_hits_few": 3},
+    ),
     Hypothesis("imbalance.ranks", (("ranks",), ("unequal",)), {"unequal": 3, "waits_unserved": 1}),
     # ---- corruption
     Hypothesis("corrupt.double-free", (("double_free",),), {"double_free": 4}),
@@ -182,8 +194,15 @@ HYPOTHESES: Final = (
         (("advice_wrong",), ("no_room_for_pool", "out_of_memory", "start_fails")),
         {"advice_wrong": 2},
     ),
-    Hypothesis("sizing.kv-too-large", (("out_of_memory",),), {"out_of_memory": 2, "graphs": 2}, ("no_room_for_pool",)),
-    Hypothesis("sizing.elsewhere", (("out_of_memory",),), {"out_of_memory": 1}, ("no_room_for_pool",)),
+    Hypothesis(
+        "sizing.kv-too-large",
+        (("out_of_memory",),),
+        {"out_of_memory": 2, "graphs": 2},
+        ("no_room_for_pool", "host_process_killed"),
+    ),
+    Hypothesis(
+        "sizing.elsewhere", (("out_of_memory",),), {"out_of_memory": 1}, ("no_room_for_pool", "host_process_killed")
+    ),
     Hypothesis(
         "sizing.other-process",
         (

@@ -371,16 +371,17 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         None,
     )
-    said = view.phrases("memory_taken")
+    allocated = view.lines("pool_allocated")
+    said = view.phrases("memory_taken", "asks_about_pool")
     if view.is_report() or view.samples or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
         return
-    if not said and (pool is None or not (view.said("question") or view.lines("start_up_done"))):
+    if not said and ((pool is None and not allocated) or not (view.said("question") or view.lines("start_up_done"))):
         return
     yield TextJudgement(
         code="held.pool-reserved",
         engine=view.engine,
-        verdict="likely" if pool is not None else "cannot-tell",
-        position=pool.position if pool is not None else said[0].position,
+        verdict="likely" if pool is not None or allocated else "cannot-tell",
+        position=pool.position if pool is not None else (allocated or said)[0].position,
         evidence=(
             *(
                 (
@@ -391,7 +392,7 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
                 if pool is not None
                 else ()
             ),
-            *quotes(said),
+            *quotes([*allocated[:1], *said]),
         ),
         explanation=(
             "This memory is the KV pool. At startup the engine allocates everything that its share of the device"
@@ -401,5 +402,7 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
         do_now=("Nothing has to be done.", *planned_shares(view)),
         change=("To use less, set the pool's size: --kv-cache-memory-bytes, or a lower --gpu-memory-utilization.",),
         wont_help=("A shorter --max-model-len or fewer sequences: the pool takes the rest.",),
-        missing="" if pool is not None else "the engine's start-up lines: its memory profile has the pool's size",
+        missing=""
+        if pool is not None or allocated
+        else "the engine's start-up lines: its memory profile has the pool's size",
     )

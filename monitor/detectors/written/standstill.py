@@ -70,7 +70,7 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return  # its operator has paused it, or put it to sleep
     still = _still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
-    if _ended_by_an_error(view, given_up) and not waits:
+    if _ended_by_an_error(view, given_up, still) and not waits:
         return
     others = [
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
@@ -92,9 +92,14 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
     yield _stalled(view, still, others, lasted, tail if is_silent else NO_TAIL, sure=sure)
 
 
-def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent]) -> bool:
-    """Whether the input was dumped because a worker died: any exception of a step does that, not only a time-out."""
-    return bool(given_up) and all(line.name == "input_dumped" for line in given_up) and bool(view.lines("worker_died"))
+def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent], still: Sequence[Sample] = ()) -> bool:
+    """Whether the input was dumped without a time-out: any exception of a step does that.
+
+    A step that stood still before, or a person who reports a hang, makes a time-out of it, unless a worker died.
+    """
+    if not given_up or any(line.name != "input_dumped" for line in given_up):
+        return False
+    return bool(view.lines("worker_died")) or not (still or view.said("stuck", "waits_unserved", "unanswered"))
 
 
 def _steps_were_short(before: Sequence[Sample]) -> bool:
@@ -250,13 +255,13 @@ def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
     timed_out = view.lines(*TIMEOUTS)
     if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", "freed_twice", "free_list_broken"):
         return
-    if (timed_out and not _ended_by_an_error(view, timed_out)) or view.lines("worker_wait"):
+    if (timed_out and not _ended_by_an_error(view, timed_out, _still_lines(view.samples))) or view.lines("worker_wait"):
         return
     after = line_number(died[0].position)
     answers = [line for line in view.lines("front_end_answers") if line_number(line.position) > after]
     restarted = [line for line in view.lines("start_up") if line_number(line.position) > after]
     ended = [line for line in view.lines("shut_down") if line_number(line.position) <= after]
-    begins = view.mentioned("start_up") and not view.samples and not view.mentioned("start_up_done")
+    begins = view.mentioned("start_up", "frame_of_start") and not view.samples and not view.mentioned("start_up_done")
     if restarted or ended or begins:
         return  # an engine that was asked to end looks the same, and one that failed to start is another finding
     by_itself = [line for line in died if line.name == "worker_died" or line.fields.get("kind") == "fatal error"]
@@ -282,4 +287,37 @@ def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
         change=("Use a one-token request as liveness probe instead of /health.",),
         wont_help=("A larger pool: the engine schedules nothing anymore.",),
         missing="" if answers else "whether the front end still responds, and the error above that line",
+    )
+
+
+def socket_thread_died(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield the end of the thread by which vLLM's engine process receives requests or sends answers."""
+    died = view.lines("socket_thread_died")
+    if not died:
+        return
+    after = line_number(died[-1].position)
+    if any(line_number(line.position) > after for line in view.lines("start_up")):
+        return
+    receives = died[-1].fields["side"] == "input"
+    yield TextJudgement(
+        code="stuck.front-end",
+        engine=view.engine,
+        verdict="likely",
+        since_ns=died[0].at_ns or 0,
+        position=died[0].position,
+        evidence=quotes(died),
+        explanation=(
+            f"The engine's thread that {'receives requests' if receives else 'sends answers'} ended with an exception,"
+            " and nothing restarts it. "
+            + (
+                "Requests that came since reach the front end but not the scheduler."
+                if receives
+                else "The scheduler computes answers that no client receives."
+            )
+            + " The traceback below that line has the cause."
+        ),
+        do_now=("Restart the engine: requests in flight are lost either way.",),
+        change=("Use a one-token request as liveness probe instead of /health.", "Reject the input that caused it."),
+        wont_help=("More KV memory.",),
+        missing="the exception itself, and the request that came right before",
     )

@@ -58,10 +58,18 @@ CONNECTOR_PATTERNS: Final = (
     ),
     LogPattern(
         "transfer_failed",
+        "vllm",
+        "offloading connector, 0.11 to 0.12",
+        "'GPU') transfer",
+        r"Exception in \('\w{1,20}', 'GPU'\) transfer \d{1,12}",
+        "WARNING 11-18 07:48:24 [worker.py:116] Exception in ('CPU', 'GPU') transfer 235: AssertionError()",
+    ),
+    LogPattern(
+        "transfer_failed",
         "sglang",
         "0.4.5 to 0.5",
         "transfer failed for request",
-        r"(?:Prefill|Decode) transfer failed for request",
+        r"(?:Prefill|Decode) transfer failed for request(?:.{0,400}?: Aborted by (?P<aborted_by>\w{1,20}))?",
         "[2025-09-01 10:00:00 TP0] Decode transfer failed for request rank=0 decode_req.req.rid='1'",
     ),
     LogPattern(
@@ -69,7 +77,7 @@ CONNECTOR_PATTERNS: Final = (
         "sglang",
         "0.4.5 to 0.5",
         "failed for request",
-        r"(?:Prefill bootstrap|Decode handshake) failed for request",
+        r"(?:Prefill bootstrap|Decode handshake) failed for request(?:.{0,400}?: Aborted by (?P<aborted_by>\w{1,20}))?",
         "[2025-08-31 07:26:45 TP0] Prefill bootstrap failed for request rank=0 req.rid='1' req.bootstrap_room=7",
     ),
     LogPattern(
@@ -106,6 +114,14 @@ CONNECTOR_PATTERNS: Final = (
         "timed out after",
         r"Request \S{1,80} timed out after (?P<seconds>[\d.]{1,9})s in KVPoll\.(?P<state>\w{1,30})",
         "[2025-09-01 10:00:00 TP0] Request 17 timed out after 300.0s in KVPoll.WaitingForInput",
+    ),
+    LogPattern(
+        "remote_wait",
+        "vllm",
+        "0.9 to 0.33, at DEBUG",
+        "WAITING_FOR_REMOTE_KVS state",
+        r"(?P<request>\S{1,120}) is still in WAITING_FOR_REMOTE_KVS state",
+        "DEBUG 03-13 06:31:31 [scheduler.py:439] cmpl-1 is still in WAITING_FOR_REMOTE_KVS state.",
     ),
     LogPattern(
         "tier_has_no_candidates",

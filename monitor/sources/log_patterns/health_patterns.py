@@ -123,6 +123,22 @@ HEALTH_PATTERNS: Final = (
         "[2026-01-12 10:57:43 TP3] Scheduler hit an exception: Traceback (most recent call last):",
     ),
     LogPattern(
+        "socket_thread_died",
+        "vllm",
+        "0.8 to 0.33",
+        "_sockets)",
+        r"Exception in thread \S{1,40} \(process_(?P<side>input|output)_sockets\)",
+        "(EngineCore_DP0 pid=9) Exception in thread Thread-1 (process_input_sockets):",
+    ),
+    LogPattern(
+        "frame_of_start",
+        "sglang",
+        "0.3 to 0.5",
+        "Scheduler(",
+        r"\bscheduler = Scheduler\(",
+        "    scheduler = Scheduler(server_args, port_args, gpu_id, tp_rank, dp_rank)",
+    ),
+    LogPattern(
         "shut_down",
         "any",
         "a signal, before the engine's end",

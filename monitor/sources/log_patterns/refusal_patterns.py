@@ -156,8 +156,9 @@ REFUSAL_PATTERNS: Final = (
         "any",
         "PyTorch 1.8 to 2.9",
         "out of memory",
-        r"(?:CUDA|HIP|XPU|NPU|MUSA|GPU)(?: [Ee]rror:)? out of memory"
-        r"(?:\.(?: Tried to allocate .{0,40})?|\"| occurred when warming up)",
+        r"(?:(?:CUDA|HIP|XPU|NPU|MUSA|GPU)(?: [Ee]rror:)? out of memory"
+        r"(?:\.(?: Tried to allocate .{0,40})?|\"| occurred when warming up)|Error: (?:CUDA|HIP) error: out of memory"
+        r"|Tried to allocate [\d.]{1,12} [KMG]i?B\. GPU \d{1,3} has a total capacity of)",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.74 GiB. GPU 1 has a total capacity of"
         " 23.57 GiB"
         " of which 605.88 MiB is free. Process 133288 has 22.97 GiB memory in use. Of the allocated memory 20.21 GiB is"
@@ -218,6 +219,15 @@ REFUSAL_PATTERNS: Final = (
         r'File "[^"]{1,300}", line \d{1,6}, in (?P<function>capture_model|_capture_cudagraphs|capture_one_batch_size'
         r"|init_cuda_graphs|init_device_graphs|_dummy_sampler_run|compile_or_warm_up_model)\b",
         '  File "/usr/lib/python3/vllm/v1/worker/gpu_worker.py", line 291, in compile_or_warm_up_model',
+    ),
+    LogPattern(
+        "frame_of_graphs",
+        "any",
+        "PyTorch 2.0 to 2.9",
+        "torch/cuda/graphs.py",
+        r'File "[^"]{1,300}torch/cuda/graphs\.py", line \d{1,6}, in (?P<function>__enter__|__exit__|capture_begin'
+        r"|capture_end)\b",
+        '  File "/usr/lib/python3/torch/cuda/graphs.py", line 84, in capture_end',
     ),
     LogPattern(
         "frame_of_step",
