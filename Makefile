@@ -5,6 +5,8 @@ PYTEST := .venv/bin/python -m pytest
 TWO_AT_A_TIME := -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
+# Container images set it, and each of the hundreds of processes that tests start would compile the modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo fleet test slow prove lint bench docs site clean
 
