@@ -2,9 +2,11 @@
 
 PYTEST := .venv/bin/python -m pytest
 # A file's tests stay together: they share engines, browsers and servers.
-TWO_AT_A_TIME := -n 2 --dist loadfile
+TOGETHER := --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
+# Container images set it, and each of the hundreds of processes that tests start would compile the modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo fleet test slow prove lint bench docs site clean
 
@@ -29,12 +31,13 @@ demo: .venv/.ready
 fleet: .venv/.ready
 	@.venv/bin/python -m scripts.fleet
 
+# On two cores: a worker often waits for what it started.
 test: .venv/.ready
 	@sh scripts/system_parts.sh
-	$(PYTEST) $(TWO_AT_A_TIME) -m 'not slow and not prove'
+	$(PYTEST) -n 3 $(TOGETHER) -m 'not slow and not prove'
 
 slow: .venv/.ready
-	$(PYTEST) $(TWO_AT_A_TIME) -m slow
+	$(PYTEST) -n 2 $(TOGETHER) -m slow
 
 prove: SHELL := /bin/bash -o pipefail
 prove: .venv/.ready

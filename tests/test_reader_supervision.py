@@ -118,7 +118,7 @@ def followed(path: Path) -> Iterator[Followed]:
         each.reader.start()
         each.watchdog.start()
         try:
-            until(each.healthy, 10)
+            until(each.healthy, 60)
             yield each
         finally:
             each.source.ailment = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from kvscope.monitor.sources.pasted_lines import PastedLine
@@ -296,10 +297,15 @@ def _bounded_run(match: re.Match[str]) -> str:
     return rf"\{match[1]}{{{0 if match[2] == '*' else 1},{40 if match[1] == 'w' else 9}}}+"
 
 
-# ASCII: English words stand in Chinese sentences without a space, and only then is that a word boundary.
-PHRASE_EXPRESSIONS: Final = {
-    name: re.compile(_bounded(text), re.IGNORECASE | re.ASCII) for name, text in PHRASES.items()
-}
+@cache
+def phrase_expressions() -> dict[str, re.Pattern[str]]:
+    """Return the compiled phrases by concept. They take 30 ms to compile, so only a report in prose compiles them.
+
+    ASCII: English words stand in Chinese sentences without a space, and only then is that a word boundary.
+    """
+    return {name: re.compile(_bounded(text), re.IGNORECASE | re.ASCII) for name, text in PHRASES.items()}
+
+
 _DENIED: Final = re.compile(
     r"(?:\b(?:no|not|without|isn't|aren't|wasn't|don't|doesn't|did not|does not|neither"
     r"|nor)\b(?:\W+\w+){0,2}\W{1,3}|没有|不是|并非|无)$",
@@ -350,7 +356,7 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
     """Each concept that the prose among the lines names, where it does so first."""
     found: dict[str, SaidPhrase] = {}
     for starts, text in _paragraphs(lines):
-        for concept, expression in PHRASE_EXPRESSIONS.items():
+        for concept, expression in phrase_expressions().items():
             if concept in found:
                 continue
             for match in expression.finditer(text):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
+from tests.dashboards.programs import free_port
 from tests.finding_transitions import ENGINE, Troubles
 from tests.receiving import PagerDuty, Server, slack, until
 
@@ -133,9 +133,7 @@ def alertmanager(tmp_path: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]
     if ALERTMANAGER is None:
         pytest.skip("Alertmanager is not installed here; on Debian: apt-get install prometheus-alertmanager")
     (tmp_path / "alertmanager.yml").write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [
             ALERTMANAGER,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -31,11 +32,15 @@ def program(name: str, package: str) -> str:
     return found
 
 
+_UNTRIED_PORTS: Final = iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no other socket gets meanwhile: below those that the kernel gives out, and another at each call."""
+    for port in _UNTRIED_PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import yaml
 from kvscope.monitor.discovery.discovery_config import DiscoveryConfig, discovery_of
 from kvscope.monitor.discovery.target_groups import DiscoveryFailed, FoundTarget, found_targets
 from kvscope.monitor.events import limits
+from tests.dashboards.programs import free_port
 
 Answer = Callable[[str, dict[str, str]], tuple[int, bytes]]
 
@@ -193,10 +194,8 @@ def test_a_server_that_gives_no_list_is_named(status: int, body: bytes, message:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with pytest.raises(DiscoveryFailed, match="does not answer"):
-        found(discovery_of("http_sd", {"url": f"http://127.0.0.1:{port}/"}))
+        found(discovery_of("http_sd", {"url": f"http://127.0.0.1:{free_port()}/"}))
 
 
 # -------------------------------------------------------------------- DNS

@@ -181,7 +181,7 @@ import zmq
 from tests.lab import Lab
 from tests.publishing.published import published
 
-over = time.monotonic() + 8
+over = time.monotonic() + 4
 
 def come_and_go(endpoint):
     while time.monotonic() < over:

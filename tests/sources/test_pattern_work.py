@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.monitor.sources.log_patterns import PATTERNS
 from kvscope.monitor.sources.pasted_lines import PastedLine
-from kvscope.monitor.sources.report_phrases import MOST_PROSE, PHRASE_EXPRESSIONS, said_phrases
+from kvscope.monitor.sources.report_phrases import MOST_PROSE, phrase_expressions, said_phrases
 from tests.sources.pattern_work import tries_from_one_place
 
 MOST_TRIES = 2_000
@@ -17,7 +17,7 @@ MOST_TRIES = 2_000
 
 
 def test_a_phrase_tries_a_bounded_number_of_ways_from_one_place() -> None:
-    tries = {concept: tries_from_one_place(each) for concept, each in PHRASE_EXPRESSIONS.items()}
+    tries = {concept: tries_from_one_place(each) for concept, each in phrase_expressions().items()}
     assert {concept: most for concept, most in tries.items() if most > MOST_TRIES} == {}
 
 

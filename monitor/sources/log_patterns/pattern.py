@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 LineFields = dict[str, int | float | str]
@@ -47,9 +48,13 @@ class Prefilter:
     """All classes, behind one search for their literals."""
 
     def __init__(self, patterns: Sequence[LogPattern]) -> None:
-        self._compiled = [(pattern, re.compile(pattern.expression, re.ASCII)) for pattern in patterns]
+        self._patterns = patterns
         literals = sorted({re.escape(pattern.literal) for pattern in patterns}, key=len, reverse=True)
         self._any = re.compile("|".join(literals))
+
+    @cached_property
+    def _compiled(self) -> list[tuple[LogPattern, re.Pattern[str]]]:
+        return [(pattern, re.compile(pattern.expression, re.ASCII)) for pattern in self._patterns]
 
     def matches(self, text: str, joined: str, spaced: str) -> Iterator[MatchedLine]:
         """Yield the match of `text`, by itself or with the lines that continue it. A match begins in `text`."""
