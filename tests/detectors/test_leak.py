@@ -88,6 +88,14 @@ def test_a_lease_counts_instead_of_the_grace() -> None:
     assert "NixlConnector" in finding.explanation
 
 
+def test_an_engine_may_look_at_a_lease_seconds_after_its_end() -> None:
+    scene = deferred(Holder.CONNECTOR, lease_s=60)
+    scene.wait(64.5)
+    assert not scene.firing(FINISHED_HELD)
+    scene.wait(1)
+    assert scene.firing(FINISHED_HELD)
+
+
 def test_a_lease_that_frees_is_no_leak() -> None:
     scene = deferred(Holder.CONNECTOR, lease_s=60)
     scene.wait(60)

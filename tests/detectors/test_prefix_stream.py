@@ -91,6 +91,20 @@ def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(struck: 
     assert bool(scene.firing(PREFIX_HITS)) == fires
 
 
+def test_a_prompt_whose_last_block_alone_is_computed_again_is_none_of_those_missed() -> None:
+    """Two that miss ten blocks each are too few, and this one is no third."""
+    scene = Watched(total=201, faults=[f"{PREFIX_HITS}:limit=3"])
+    shared = list(range(40))
+    for number in range(3):
+        scene.lab.arrive([*shared, 1000 + number], max_tokens=1)
+        scene.run_until_idle()
+    scene.lab.arrive(shared, max_tokens=1)
+    scene.run_until_idle()
+    scene.watch.settle()
+    assert [prompt.again for prompt in scene.ledger.prompts] == [0, 10, 10, 1]
+    assert not scene.firing(PREFIX_HITS)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_sound_lookups_and_prompts_that_share_nothing(shared: bool) -> None:
     """Without the fault prefixes are hit. With it and nothing shared, hits are 0 all the same, and nothing is wrong."""

@@ -19,7 +19,7 @@ from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import bill_of, fit_requested, rounding
 from kvscope.monitor.events.description import KVGroup
-from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.events.kinds import Cause, Preempt, Release
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.recording import Recording
@@ -70,6 +70,27 @@ def test_a_pool_of_a_sixth(tmp_path: Path) -> None:
 def test_a_pool_that_holds_all_that_may_run(tmp_path: Path) -> None:
     observer = served(tmp_path)
     assert observer.alarms() == []
+
+
+@pytest.mark.parametrize(("max_num_seqs", "fires"), [(9, True), (8, False)])
+def test_preemptions_in_a_pool_that_holds_all_that_may_run_have_another_cause(max_num_seqs: int, fires: bool) -> None:
+    """Of 32 blocks, a request of full length takes four. Each of four loses its blocks again and again."""
+    scene = Spoken(max_model_len=16, max_num_seqs=max_num_seqs)
+    for turn in range(6):
+        for number in range(4):
+            blocks = [1 + 2 * number, 2 + 2 * number]
+            if not turn:
+                scene.log.arrived(number, f"r-{number}", 12, 8, 0, 3, 5)
+            scene.log.allocated(number, blocks)
+            scene.log.admitted(number, 0)
+            scene.log.progressed([number], [8], [turn])
+        scene.say()
+        for number in range(4):
+            scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 8)
+            scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
+        scene.wait(3)
+    explained = scene.watch.findings("suppressed")  # such preemptions are thrash
+    assert any(finding.code == KV_TOO_SMALL for finding in explained) == fires
 
 
 @pytest.mark.parametrize(("pairs", "fires"), [(2, False), (4, True)])

@@ -169,6 +169,35 @@ def test_as_many_requests_that_give_fewer_tokens_a_step_are_no_caution() -> None
     assert not [f for f in scene.watch.findings() if f.code == AFTER_RETRACT]
 
 
+@pytest.mark.parametrize(("head_needs", "fires"), [(9, True), (10, False)])
+def test_a_head_without_room_is_not_held_back_by_a_caution(head_needs: int, fires: bool) -> None:
+    """Six of eight are preempted, and two run with nine of eleven blocks free."""
+    scene = Spoken(total=12, max_num_seqs=8)
+    log, step = scene.log, 0
+
+    def decode(seconds: int, running: list[int]) -> None:
+        nonlocal step
+        for _ in range(seconds * 5):
+            scene.clock.sleep(0.2)
+            step += 1
+            log.step_launched(step, running, [1] * len(running))
+            log.step_completed(step, 200_000_000, Limit.SEQUENCES, -1, -1, -1)
+            log.progressed(running, [4 + step] * len(running), [step] * len(running))
+            log.not_scheduled(9, Cause.MAX_NUM_SEQS, step)
+            scene.say()
+
+    for number in range(1, 9):
+        scene.arrive(number, [number])
+    log.arrived(9, "r-9", 4 * head_needs, 8, 0, head_needs, head_needs + 2)
+    decode(15, list(range(1, 9)))
+    for number in range(3, 9):
+        log.preempted(number, Preempt.KV_BLOCKS, 1, 1, 4)
+        log.released(number, [number], Release.PREEMPTED)
+    decode(35, [1, 2])
+    assert scene.ledger.state.free == 9
+    assert [code for code in dict.fromkeys(scene.alarms()) if code == AFTER_RETRACT] == [AFTER_RETRACT] * fires
+
+
 def test_a_load_that_goes_away_after_a_preemption() -> None:
     """Fewer run because fewer come: nobody waits."""
     scene = waste.growth()
