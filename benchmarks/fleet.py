@@ -3,10 +3,12 @@
     python -m benchmarks.fleet [--seconds N] [--engines E …] [--agents A …]
 
 Engines without models publish real streams from one process, agents process them under leases, and one nats-server
-counts the bytes that reach it. Both costs are fitted as a part for each agent and one for each engine. Processor time
-has a part for each block event, too: that takes a second rate, at which the first number of agents is measured. The
-residuals show how far from linear they are. Processor time is that of the agents' processes, so that other work on the
-machine adds as little as can be.
+counts the bytes that reach it. Processor time is fitted as a part for each agent, engine, batch and block event. To
+tell these apart, the first number of agents is measured at two rates, and one and ten engines also with large batches.
+Bytes are fitted without transitions of findings, whose number depends on the load: a part for each agent, for each
+engine, and for each pair of them, because an agent's heartbeat lists the engines that it could read. The residuals show
+how far from linear both are. Processor time is that of the agents' processes, so that other work on the machine adds as
+little as can be.
 """
 
 from __future__ import annotations
@@ -21,31 +23,38 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 import numpy as np
+from nats.js import JetStreamContext
 
 from benchmarks.machine import machine
+from kvscope.monitor.bus.bus_subjects import events_stream
 from kvscope.monitor.bus.fleet_reader import FleetReader
-from tests.bus.nats_servers import NatsServer, bus_config_of, one_server, set_up
+from tests.bus.nats_servers import NatsServer, bus_config_of, one_server, set_up, with_client
 from tests.chaos.service_process import ServiceProcess, process_cost
 from tests.chaos.soak import FleetProcess
 
 STEPS_PER_S: Final = (1.0, 4.0)
+BUSY: Final = ((1, 20.0, 8), (10, 4.0, 8), (1, 20.0, 32))
+"""Engines, steps a second, and the scale of their requests and pools."""
 WARM_UP_S: Final = 6.0
 SETTLE_S: Final = 240.0
 FLEET_ENGINES, FLEET_EVENTS_PER_S = 1_000, 10_000
+FLEET_STEPS_PER_S, FLEET_AGENTS_EACH = 30, 2
 
 
 class FleetRow(NamedTuple):
-    """One measurement of `seconds`. raw_bytes: of the engines' batches. bus_bytes: the bytes that agents sent to
-    NATS.
+    """One measurement of `seconds`. raw_bytes: of the engines' batches. bus_bytes: the bytes that agents sent to NATS,
+    of which finding_bytes are transitions.
     """
 
     agents: int
     engines: int
     seconds: float
+    batches: int
     block_events: int
     raw_bytes: int
     cpu_s: float
     bus_bytes: int
+    finding_bytes: int
 
 
 def main() -> None:
@@ -56,8 +65,8 @@ def main() -> None:
     parsed = parser.parse_args()
     print(machine("msgspec", "pyzmq", "nats-py"), flush=True)
     print(
-        f"\n{'agents':>7}{'engines':>9}{'block events/s':>16}{'of a core':>11}{'CPU s a million':>17}"
-        f"{'bus KB/s':>10}{'MB an engine-hour':>19}{'of raw':>8}",
+        f"\n{'agents':>7}{'engines':>9}{'batches/s':>11}{'block events/s':>16}{'of a core':>11}{'CPU s a million':>17}"
+        f"{'bus KB/s':>10}{'transitions':>13}{'MB an engine-hour':>19}{'of raw':>8}",
         flush=True,
     )
     rows = [
@@ -66,13 +75,15 @@ def main() -> None:
         for engines in parsed.engines
         for rate in (STEPS_PER_S if agents == parsed.agents[0] else STEPS_PER_S[-1:])
     ]
+    rows += [measured(parsed.agents[0], engines, rate, parsed.seconds, scale) for engines, rate, scale in BUSY]
     print("\n".join(report(rows)))
 
 
-def measured(agents: int, engines: int, steps_per_s: float, seconds: float) -> FleetRow:
+def measured(agents: int, engines: int, steps_per_s: float, seconds: float, scale: int = 1) -> FleetRow:
     """Let so many agents share so many engines, measure for so long, and print a line."""
-    with running_agents(agents, engines, steps_per_s) as (fleet, services, server):
+    with running_agents(agents, engines, steps_per_s, scale) as (fleet, services, server):
         time.sleep(WARM_UP_S)
+        found = finding_bytes(server)
         first, cpu_s, began = fleet.published, total_cpu_s(services), bytes_in(server)
         time.sleep(seconds)
         last, ended = fleet.published, bytes_in(server)
@@ -81,14 +92,18 @@ def measured(agents: int, engines: int, steps_per_s: float, seconds: float) -> F
             agents,
             engines,
             seconds,
+            round((last.batches - first.batches) * share),
             round((last.block_events - first.block_events) * share),
             round((last.bytes - first.bytes) * share),
             total_cpu_s(services) - cpu_s,
             ended - began,
+            finding_bytes(server) - found,
         )
     print(
-        f"{agents:>7}{engines:>9}{row.block_events / seconds:>16,.0f}{row.cpu_s / seconds:>11.1%}"
+        f"{agents:>7}{engines:>9}{row.batches / seconds:>11,.0f}{row.block_events / seconds:>16,.0f}"
+        f"{row.cpu_s / seconds:>11.1%}"
         f"{1e6 * row.cpu_s / row.block_events:>17.1f}{row.bus_bytes / seconds / 1e3:>10.2f}"
+        f"{row.finding_bytes / row.bus_bytes:>13.0%}"
         f"{3600e-6 * row.bus_bytes / seconds / engines:>19.2f}{row.bus_bytes / row.raw_bytes:>8.1%}",
         flush=True,
     )
@@ -97,7 +112,7 @@ def measured(agents: int, engines: int, steps_per_s: float, seconds: float) -> F
 
 @contextmanager
 def running_agents(
-    agents: int, engines: int, steps_per_s: float
+    agents: int, engines: int, steps_per_s: float, scale: int = 1
 ) -> Iterator[tuple[FleetProcess, list[ServiceProcess], NatsServer]]:
     """Start NATS, the engines and the agents, and wait until the agents have all engines."""
     with ExitStack() as stack:
@@ -105,7 +120,7 @@ def running_agents(
         server = stack.enter_context(one_server(folder / "nats"))
         config = bus_config_of([server])
         set_up(config)
-        fleet = FleetProcess(folder, engines, steps_per_s)
+        fleet = FleetProcess(folder, engines, steps_per_s, scale)
         stack.callback(fleet.close)
         shared = ["--port", "0", "--nats", server.url, "--nats-share"]
         shared += [part for number in range(engines) for part in ("--events", f"ipc://{folder}/events-{number}")]
@@ -146,26 +161,50 @@ def bytes_in(server: NatsServer) -> int:
     return int(told["in_bytes"])
 
 
+def finding_bytes(server: NatsServer) -> int:
+    """Return the bytes of all transitions and annotations that the stream has taken so far."""
+    config = bus_config_of([server])
+
+    async def read(streams: JetStreamContext) -> int:
+        return (await streams.stream_info(events_stream(config.tenant))).state.bytes
+
+    return with_client(config, read)
+
+
 def report(rows: list[FleetRow]) -> Iterator[str]:
     """Yield both fits with their residuals, and the sizes that follow from them."""
-    cpu = fitted([[row.agents, row.engines, row.block_events / row.seconds] for row in rows], rates(rows, "cpu_s"))
-    bus = fitted([[row.agents, row.engines] for row in rows], rates(rows, "bus_bytes"))
+    cpu = fitted([_load_of(row) for row in rows], rates(rows, "cpu_s"))
+    steady = [(row.bus_bytes - row.finding_bytes) / row.seconds for row in rows]
+    bus = fitted([[row.agents, row.engines, row.agents * row.engines] for row in rows], steady)
+    agent_ms, engine_ms, batch_ms, event_ms = (1e3 * part for part in cpu.parts)
     yield "\nfitted, relative errors weighted alike:"
     yield (
-        f"  processor  {1e3 * cpu.parts[0]:.1f} ms a second for each agent, {1e3 * cpu.parts[1]:.2f} for each engine,"
-        f" {1e6 * cpu.parts[2]:.2f} µs for each block event"
+        f"  processor  {agent_ms:.1f} ms a second for each agent, {engine_ms:.2f} for each engine,"
+        f" {batch_ms:.2f} for each batch, {1e3 * event_ms:.2f} µs for each block event"
     )
-    yield f"  bus        {bus.parts[0]:,.0f} bytes a second for each agent, {bus.parts[1]:,.0f} for each engine"
+    yield (
+        f"  bus        {bus.parts[0]:,.0f} bytes a second for each agent, {bus.parts[1]:,.0f} for each engine,"
+        f" {bus.parts[2]:,.0f} for each engine and agent that could read it; transitions of findings besides"
+    )
     for name, fit in (("processor", cpu), ("bus", bus)):
         listed = ", ".join(
             f"{row.agents}×{row.engines} {residual:+.0%}" for row, residual in zip(rows, fit.residuals, strict=True)
         )
         yield f"  residuals of the {name} (agents×engines): {listed}"
+    core_s = engine_ms / 1e3 + FLEET_STEPS_PER_S * batch_ms / 1e3 + FLEET_EVENTS_PER_S * event_ms / 1e3
+    bytes_s = bus.parts[1] + FLEET_AGENTS_EACH * bus.parts[2]
+    raw_bytes_s = FLEET_EVENTS_PER_S * rows[-1].raw_bytes / rows[-1].block_events
     yield (
-        f"\ncalculated, not measured: {FLEET_ENGINES:,} engines of {FLEET_EVENTS_PER_S:,} block events/s take"
-        f" {FLEET_ENGINES * (cpu.parts[1] + FLEET_EVENTS_PER_S * cpu.parts[2]):,.0f} cores near the engines, and"
-        f" {FLEET_ENGINES * bus.parts[1] / 1e6:.1f} MB/s reach NATS"
+        f"\ncalculated, not measured: {FLEET_ENGINES:,} engines of {FLEET_EVENTS_PER_S:,} block events/s in"
+        f" {FLEET_STEPS_PER_S} batches, each named to {FLEET_AGENTS_EACH} agents:\n"
+        f"  {FLEET_ENGINES * core_s:,.0f} cores near the engines, {FLEET_ENGINES * bytes_s / 1e6:.1f} MB/s to NATS,"
+        f" {bytes_s / raw_bytes_s:.2%} of the raw stream\n"
+        "  with as many bytes a block event as in the last row"
     )
+
+
+def _load_of(row: FleetRow) -> list[float]:
+    return [row.agents, row.engines, row.batches / row.seconds, row.block_events / row.seconds]
 
 
 def rates(rows: list[FleetRow], name: str) -> list[float]:

@@ -15,6 +15,8 @@ UNKNOWN_USAGE: Final = -1
 FleetHarm = Literal["critical", "error", "warning", "unserved", "unknown", "none"]
 HARMS: Final[tuple[FleetHarm, ...]] = ("critical", "error", "warning", "unserved", "unknown", "none")
 """The worst first. unserved: no finding explains why clients get nothing. unknown: nothing is known of it now."""
+KVRole = Literal["", "producer", "consumer", "both"]
+HeldUpBy = Literal["none", "producers", "consumers", "transfer"]
 CauseKind = Literal["release", "zone", "node", "agent", "model", "connector", "time"]
 
 
@@ -23,6 +25,10 @@ class FleetEngineView(msgspec.Struct, frozen=True):
 
     agent: the service that processes it, empty where that is this one. age_s: of what is shown. usage_strip: the pool's
     usage in percent in each of the last STRIP_BUCKETS buckets, the latest last, -1 where it is not known.
+
+    kv_role: whether it computes KV for other engines (producer) or fetches it (consumer), empty where that is unknown.
+    held_blocks: of finished requests, for a KV connector. fetching: requests that wait for remote KV. Both are None
+    without an event stream.
     """
 
     engine: str
@@ -42,6 +48,10 @@ class FleetEngineView(msgspec.Struct, frozen=True):
     codes: list[str] = []
     age_s: float = 0.0
     usage_strip: list[int] = []
+    service: str = ""
+    kv_role: KVRole = ""
+    held_blocks: int | None = None
+    fetching: int | None = None
 
 
 class FleetAgentView(msgspec.Struct, frozen=True):
@@ -77,6 +87,26 @@ class FleetCause(msgspec.Struct, frozen=True):
     explanation: str
 
 
+class FleetService(msgspec.Struct, frozen=True):
+    """The prefill (producers) and decode engines (consumers) of one service, by name.
+
+    grouped_by: the service's name, or model and zone where engines have none. held_blocks: of all producers, of
+    finished requests for transfers. fetching: requests of all consumers that wait for remote KV. held_up_by: the side
+    that holds the other up, or `transfer` where no side is shown to. statement: what findings that fire show, empty
+    if none does.
+    """
+
+    name: str
+    grouped_by: Literal["service", "model"]
+    producers: list[str]
+    consumers: list[str]
+    held_blocks: int | None
+    fetching: int | None
+    held_up_by: HeldUpBy = "none"
+    verdict: Literal["", "likely", "cannot-tell"] = ""
+    statement: str = ""
+
+
 class FleetNote(msgspec.Struct, frozen=True):
     """A note about an engine that is no finding, such as a change of its agent."""
 
@@ -88,7 +118,7 @@ class FleetNote(msgspec.Struct, frozen=True):
 
 
 class FleetView(msgspec.Struct, frozen=True):
-    """Every engine, the worst first, with what processes it, causes in common and the latest notes.
+    """Every engine, the worst first, with what processes it, causes in common, services and the latest notes.
 
     is_complete: whether all that is stored was read. unreadable: messages that could not be read, by reason.
     """
@@ -99,6 +129,7 @@ class FleetView(msgspec.Struct, frozen=True):
     notes: list[FleetNote] = []
     is_complete: bool = True
     unreadable: dict[str, int] = {}
+    services: list[FleetService] = []
 
 
 def usage_strip(points: Iterable[tuple[int, float | None]], now_ns: int) -> list[int]:

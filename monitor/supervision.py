@@ -111,6 +111,12 @@ class Supervisor:
         with self._lock:
             self._loops.pop(worker, None)
 
+    def is_late(self, worker: str) -> bool:
+        """Return whether a loop has not turned for longer than its interval."""
+        with self._lock:
+            loop = self._loops.get(worker)
+        return loop is not None and self._monotonic_s() - loop.beat_s > loop.within_s
+
     def late(self, factor: float = 1.0) -> dict[str, float]:
         """Return the loops that are late by `factor` intervals or more, and the seconds since each last turned."""
         now = self._monotonic_s()

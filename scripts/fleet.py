@@ -14,9 +14,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from rich.console import Console
@@ -42,7 +41,7 @@ def main() -> int:
         with running_fleet(Path(folder), engines, FLEET_AGENTS, FLEET_HUBS) as lab:
             for hub in lab.hubs:
                 until(functools.partial(answers_for, hub, engines), f"{hub.name} shows every engine", SHOWN_S)
-                console.print(f"  {hub.name}  http://127.0.0.1:{hub.port}/fleet")
+                console.print(f"  {hub.name}  {hub.url}/fleet")
             console.print(f"every engine is on both hubs after {time.monotonic() - began_s:.0f} s\n")
             return incidents(lab, [number for number in TROUBLED if number < engines])
     return 0
@@ -76,30 +75,23 @@ def incidents(lab: FleetLab, troubled: list[int]) -> int:
     return 0 if all(shown) else 1
 
 
-def asked(hub: Service, path: str, parameters: Mapping[str, str] | None = None) -> Any:
-    """Return a hub's answer."""
-    answer = httpx.get(f"http://127.0.0.1:{hub.port}{path}", params=parameters, trust_env=False, timeout=10)
-    answer.raise_for_status()
-    return answer.json()
-
-
 def answers_for(hub: Service, engines: int) -> bool:
     """Whether a hub shows so many engines."""
     with contextlib.suppress(httpx.HTTPError):
-        return len(asked(hub, "/api/fleet_overview")["engines"]) == engines
+        return len(hub.ask("/api/fleet_overview")["engines"]) == engines
     return False
 
 
 def leaks_of(hub: Service) -> set[str]:
     """Return the engines whose leak a hub shows."""
-    return {each["engine"] for each in asked(hub, "/api/findings", {"state": "firing"}) if each["code"] == LEAK_CODE}
+    return {each["engine"] for each in hub.ask("/api/findings", state="firing") if each["code"] == LEAK_CODE}
 
 
 def print_findings(lab: FleetLab) -> None:
     """Print the findings of the first hub beyond information, and which agent has the engine now."""
     owners = lab.owners()
     table = Table("engine", "agent", "finding", "verdict", "since", box=None)
-    found = asked(lab.hubs[0], "/api/findings", {"state": "firing"})
+    found = lab.hubs[0].ask("/api/findings", state="firing")
     for each in (finding for finding in found if finding["severity"] != "info"):
         table.add_row(each["engine"], owners[each["engine"]], each["code"], each["verdict"], str(each["since"]))
     console.print(table)

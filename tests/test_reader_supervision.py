@@ -18,6 +18,7 @@ from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import NewerVersion
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.monitor.service import source_reader
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.service import SCRAPE_TIMEOUT_S
 from kvscope.monitor.service.source_reader import SourceReader
@@ -247,3 +248,30 @@ def test_what_follows_the_reading_may_fail_while_it_goes_on(tmp_path: Path) -> N
 
 def sqlite_is_full() -> Exception:
     return RuntimeError("database or disk is full")
+
+
+@pytest.mark.parametrize(("empty_turn_s", "deliveries"), [(3_600.0, 1), (0.0, 3)])
+def test_a_turn_without_records_delivers_again_only_after_a_while(
+    empty_turn_s: float, deliveries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_reader, "EMPTY_TURN_S", empty_turn_s)
+    delivered: list[int] = []
+    quiet = LiveStream("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    reader = SourceReader(quiet, Pipeline(), after=lambda: delivered.append(1))
+    for _ in range(3):
+        reader._read_once()
+    quiet.close()
+    assert len(delivered) == deliveries
+
+
+def test_a_record_is_delivered_in_the_turn_in_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_reader, "EMPTY_TURN_S", 3_600.0)
+    with served(page(rows("never-freed")[0])) as server:
+        delivered: list[int] = []
+        source = MetricsPage(server.url, every_s=0.01)
+        reader = SourceReader(source, Pipeline(), after=lambda: delivered.append(1))
+        for _ in range(50):
+            reader._read_once()
+        source.close()
+        assert source.scrapes > 1
+        assert len(delivered) == source.scrapes

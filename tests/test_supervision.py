@@ -99,8 +99,11 @@ def test_a_loop_that_does_not_turn_is_late_and_fails_the_health_check() -> None:
     supervisor.beat("reader tcp://here", 4.0)
     now[0] += 3.9
     assert not supervisor.late()
+    assert not supervisor.is_late("reader tcp://here")
     now[0] += 0.2
     assert list(supervisor.late()) == ["reader tcp://here"]
+    assert supervisor.is_late("reader tcp://here")
+    assert not supervisor.is_late("a reader that never turned")
     assert client.get("/healthz").status_code == 200
     now[0] += 4.0 * LATE_FACTOR
     answer = client.get("/healthz")

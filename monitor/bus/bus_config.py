@@ -19,7 +19,8 @@ class BusConfig:
     """Where NATS is and who this agent is. Raises ValueError that names the flag and the remedy.
 
     urls: servers of one cluster. credentials: a .creds file, or a file with an nkey seed. share: process only the
-    engines whose lease this agent holds. zone, node: where its engines are, if that is known.
+    engines whose lease this agent holds. zone, node: where its engines are, if that is known. service,
+    kv_role: the service that they belong to, and their side of it.
     """
 
     urls: tuple[str, ...]
@@ -32,6 +33,8 @@ class BusConfig:
     share: bool = False
     zone: str = ""
     node: str = ""
+    service: str = ""
+    kv_role: str = ""
 
     def __post_init__(self) -> None:
         if not self.urls:
@@ -44,9 +47,11 @@ class BusConfig:
             )
         if not self.agent or len(self.agent) > MAX_AGENT_CHARS or not self.agent.isprintable():
             raise ValueError(f"--nats-agent is no name: use 1 to {MAX_AGENT_CHARS} printable characters")
-        for flag, text in (("--zone", self.zone), ("--node", self.node)):
+        for flag, text in (("--zone", self.zone), ("--node", self.node), ("--service", self.service)):
             if len(text) > MAX_AGENT_CHARS or not (text.isprintable()):
                 raise ValueError(f"{flag} is no name: use up to {MAX_AGENT_CHARS} printable characters")
+        if self.kv_role not in ("", "producer", "consumer"):
+            raise ValueError(f"--kv-role {self.kv_role!r} is no side of a service: use producer or consumer")
         for flag, path in (
             ("--nats-creds", self.credentials),
             ("--nats-ca", self.tls_ca),
@@ -60,7 +65,8 @@ class BusConfig:
 
 
 def bus_config(value: Callable[[str], Any], *, share: bool = False, **place: str) -> BusConfig:
-    """Return the configuration that settings ask for. `value` returns one by its key. `place`: zone and node.
+    """Return the configuration that settings ask for. `value` returns one by its key. `place`: zone, node, service and
+    role.
 
     Raises ValueError.
     """

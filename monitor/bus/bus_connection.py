@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +34,10 @@ FETCH_MESSAGES: Final = 256
 FETCH_WAIT_S: Final = 1.0
 FOLLOW_AGAIN_S: Final = 1.0
 CONSUMER_GONE_S: Final = 30.0
+STALLED_S: Final = 15.0
+"""After so long without a message the stream is followed by a new consumer. A server that hung for a few seconds can
+leave a consumer that answers and delivers nothing any more.
+"""
 SUBJECT_TAKEN: Final = 10071
 """Error of a server that has stored a message under a subject that should have none."""
 SUBJECT_IN_FLIGHT: Final = 10164
@@ -166,10 +171,13 @@ async def follow(
     while True:
         try:
             consumer = await streams.pull_subscribe(subject, stream=stream, config=_consumer(after, last_per_subject))
-            while True:
+            heard_s = time.monotonic()
+            while time.monotonic() - heard_s <= STALLED_S:
                 batch = await _fetched(consumer)
-                after = batch[-1].sequence if batch else after
+                if batch:
+                    after, heard_s = batch[-1].sequence, time.monotonic()
                 yield batch
+            await consumer.unsubscribe()
         except NATS_ERRORS as error:
             logger.debug("following %s again: %s", stream, nats_error_text(error))
             await asyncio.sleep(FOLLOW_AGAIN_S)

@@ -251,6 +251,8 @@ class BusLink(BusThread):
                 open=open_ids.get(each.engine, [])[:MAX_LISTED_IDS],
                 zone=self.config.zone,
                 node=self.config.node,
+                service=self.config.service,
+                kv_role=self.config.kv_role,
                 usage=self._strip(each, at_ns),
             )
             for each in engines

@@ -37,7 +37,8 @@ class TooLong(ContractError):
 class PointMessage(msgspec.Struct, frozen=True, kw_only=True):
     """An engine as it was at one time, and the ids of its open findings. Times are wall ns.
 
-    zone, node: the location of the agent, if configured. usage: the strip of the last ten minutes (fleet_schema.py).
+    zone, node: the location of the agent, if configured. service, kv_role: of its engines, if configured. usage: the
+    strip of the last ten minutes (fleet_schema.py).
     """
 
     id: str
@@ -50,6 +51,8 @@ class PointMessage(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
     node: str = ""
     usage: list[int] = []
+    service: str = ""
+    kv_role: str = ""
 
 
 class FindingMessage(msgspec.Struct, frozen=True, kw_only=True):

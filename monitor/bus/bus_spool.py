@@ -136,6 +136,8 @@ class BusSpool(KeptDatabase):
 
     def batch(self, most: int) -> list[Spooled]:
         """Return the oldest messages that may be sent."""
+        if not self.messages:
+            return []
         rows = self.read("SELECT * FROM spool WHERE is_sure = 1 ORDER BY sequence LIMIT ?", most)
         return [
             Spooled(

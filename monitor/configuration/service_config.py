@@ -107,7 +107,7 @@ def _bus(effective: Effective) -> BusConfig | None:
     """Return where NATS is, if it is asked for. Raises ValueError."""
     if not effective["nats"]:
         return None
-    place = {"zone": effective["zone"], "node": effective["node"]}
+    place = {key: effective[key] for key in ("zone", "node", "service", "kv_role")}
     return bus_config(effective.__getitem__, share=effective["nats_share"], **place)
 
 

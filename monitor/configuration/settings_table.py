@@ -214,6 +214,19 @@ BUS_SETTINGS: Final = (
 PLACE_SETTINGS: Final = (
     Setting("zone", "where the engines are, for the fleet view (KVSCOPE_ZONE)", default="", variable="KVSCOPE_ZONE"),
     Setting("node", "the node that they are on, if it is one (KVSCOPE_NODE)", default="", variable="KVSCOPE_NODE"),
+    Setting(
+        "service",
+        "the service that they belong to: a hub shows its prefill beside its decode engines (KVSCOPE_SERVICE)",
+        default="",
+        variable="KVSCOPE_SERVICE",
+    ),
+    Setting(
+        "kv_role",
+        "their side of it, producer (prefill) or consumer (decode), if their connector's role is kv_both"
+        " (KVSCOPE_KV_ROLE)",
+        default="",
+        variable="KVSCOPE_KV_ROLE",
+    ),
 )
 NATS_SHARE: Final = Setting(
     "nats_share",

@@ -34,6 +34,8 @@ class EngineDescription(msgspec.Struct, omit_defaults=True):
     enable_prefix_caching: bool = False
     scheduling_policy: str = ""
     kv_connector: str = ""
+    kv_role: str = ""
+    """The connector's, in vLLM's words: kv_producer, kv_consumer or kv_both."""
     kv_lease_s: float = 0
     """How long the connector keeps a finished request's blocks at the least, where consumers may renew that."""
     kv_bytes_per_block: int = 0

@@ -168,6 +168,8 @@ class FleetQuery(Query):
                 agent=self._link.owners.owner(view.engine),
                 zone=points[view.engine].zone,
                 node=points[view.engine].node,
+                service=points[view.engine].service,
+                kv_role=points[view.engine].kv_role,
                 age_s=self._link.age_s(view.engine),
             )
             for view in views

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvscope.monitor.detectors.judgement import SEVERITIES
+from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.fleet_schema import (
     FleetAgentView,
     FleetEngineView,
     FleetNote,
     FleetView,
+    KVRole,
     fleet_order,
     harm_of,
     usage_strip,
 )
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.queries.common_causes import common_causes
+from kvscope.monitor.queries.paired_services import paired_services
 from kvscope.monitor.schema import EngineView
 
 
@@ -54,9 +57,13 @@ def fleet_engine(
     agent: str = "",
     zone: str = "",
     node: str = "",
+    service: str = "",
+    kv_role: str = "",
     age_s: float | None = None,
 ) -> FleetEngineView:
-    """Return an engine's line. `own`: its findings that fire. age_s: of the view, if it was sent here."""
+    """Return an engine's line. `own`: its findings that fire. kv_role: as configured. age_s: of the view, if it was
+    sent here.
+    """
     counts: dict[str, int] = {}
     for finding in own:
         counts[finding.severity] = counts.get(finding.severity, 0) + 1
@@ -79,7 +86,19 @@ def fleet_engine(
         codes=list(dict.fromkeys(finding.code for finding in worst_first if finding.severity != "info")),
         age_s=round(view.last_seen_s_ago if age_s is None else age_s, 1),
         usage_strip=list(strip),
+        service=service,
+        kv_role=_kv_role(kv_role or str(view.configuration.get("kv_role", ""))),
+        held_blocks=view.balance.finished if view.balance is not None else None,
+        fetching=view.waiting_by_reason.get(Cause.REMOTE_KV.name, 0) if view.signal == "stream" else None,
     )
+
+
+def _kv_role(text: str) -> KVRole:
+    """Return the role in vLLM's words (kv_producer) or in ours, empty for any other text."""
+    match text.removeprefix("kv_"):
+        case "producer" | "consumer" | "both" as role:
+            return role
+    return ""
 
 
 def fleet_view(
@@ -100,4 +119,5 @@ def fleet_view(
         agents=sorted(agents, key=lambda each: (not each.error, each.agent)),
         is_complete=is_complete,
         unreadable=unreadable or {},
+        services=paired_services(lines),
     )

@@ -27,7 +27,9 @@ LAST_PAUSE_S: Final = 8.0
 JUDGED_PAST_NS: Final = 600_000_000_000
 """Detectors judge this much of a Prometheus server's past as if it came now."""
 TURN_S: Final = 4.0
-"""A reader's loop turns ten times a second. If it has not for this long, the loop or its source hangs."""
+"""A reader's loop turns four times a second. If it has not for this long, the loop or its source hangs."""
+EMPTY_TURN_S: Final = 0.5
+"""Without a record, keeping and delivering are tried again this often: most turns of a quiet engine are empty."""
 BLOCKS_LONGER_S: Final = 0.2
 """Beyond the time for which a source may block."""
 
@@ -64,6 +66,8 @@ class SourceReader(threading.Thread):
         self._attempts = 0
         """That failed in a row."""
         self._last_contained = ("", 0)
+        self._took_s = -EMPTY_TURN_S
+        """When it last kept, fed and delivered (monotonic)."""
         self._is_late = False
         self._worker = f"reader {self.target}"
         self.workers = (self._worker, f"delivery of {self.target}", f"history of {self.target}")
@@ -112,11 +116,10 @@ class SourceReader(threading.Thread):
         records = list(self._source.poll(POLL_WAIT_S))
         if self._is_abandoned:
             return
-        if self._keeper is not None:
-            self._contained("history", partial(self._keep, self._keeper, records))
-        self._contained("delivery", partial(self._before, records))
-        self._feed(records)
-        self._contained("delivery", self._after)
+        now_s = time.monotonic()
+        if records or now_s - self._took_s >= EMPTY_TURN_S:
+            self._took_s = now_s
+            self._take(records)
         status = self._source.status()
         if status.error and not status.in_step and status.kind in BUILT_IN_KINDS:
             self._report_contained(status.error, status.skipped)
@@ -124,6 +127,14 @@ class SourceReader(threading.Thread):
             self.error = ""
             self._attempts = 0
             self.watch.report_recovery(self._worker)
+
+    def _take(self, records: list[Record]) -> None:
+        """Keep records, feed them to the watch, and deliver what it finds."""
+        if self._keeper is not None:
+            self._contained("history", partial(self._keep, self._keeper, records))
+        self._contained("delivery", partial(self._before, records))
+        self._feed(records)
+        self._contained("delivery", self._after)
 
     def _feed(self, records: Sequence[Record]) -> None:
         """Feed the watch. Samples that a Prometheus server stored long before are history: they are shown, and
@@ -174,7 +185,7 @@ class SourceReader(threading.Thread):
 
     def report_if_late(self) -> None:
         """Report a loop that does not turn. Called by another thread."""
-        is_late = self._worker in self.watch.supervisor.late() and not self._stopping.is_set()
+        is_late = self.watch.supervisor.is_late(self._worker) and not self._stopping.is_set()
         if is_late and not self._is_late:
             self.error = f"its loop has not turned for {self._turn_s:g} s: the source, or a step after it, hangs"
             self.watch.report_failure(self._worker, "reader", self.error, self._engines())

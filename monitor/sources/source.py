@@ -17,8 +17,8 @@ from kvscope.monitor.errors import BadTarget, CannotTell
 from kvscope.monitor.events.samples import Record, Sample
 from kvscope.monitor.events.wire import ContractError, Frame, encode
 
-POLL_WAIT_S: Final = 0.1
-"""How long one poll waits for records."""
+POLL_WAIT_S: Final = 0.25
+"""How long one poll waits for records. What comes ends the wait."""
 LOOK_BACK_S: Final = 600.0
 """How much of its past a followed source brings first, so that judgement does not begin from nothing."""
 

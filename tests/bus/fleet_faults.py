@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from kvscope.monitor.bus.bus_messages import FindingMessage
+import httpx
+import msgspec
+
 from kvscope.monitor.bus.lease_table import AGENT_LEASE_S, RETURN_S
-from tests.bus.fleet_lab import LEAK_CODE, FleetLab, Service, assert_each_once, wait_moved
-from tests.bus.nats_servers import NatsServer, stored_findings
+from tests.bus.fleet_checks import FleetJudge
+from tests.bus.fleet_lab import FleetLab, Service, wait_moved
+from tests.bus.nats_servers import NatsServer
 from tests.chaos.engines_process import chaos_engine_name
 from tests.test_service import until
 
@@ -25,15 +26,25 @@ STILL_S = 12.0
 """Longer than from one engine that moves back to the next, with the time until its first point."""
 RESOLVED_S = 420.0
 """An agent that took an engine over has five minutes to see a finding again before it counts as resolved."""
+TAKEOVER_S = AGENT_LEASE_S + 30
 
 
-class FleetFault(NamedTuple):
-    """What one fault did. took_over_s: until other agents had described every engine that moved, 0 if none did."""
+class FleetRound(msgspec.Struct):
+    """One fault and what came of it. took_over_s: until other agents had described all engines that moved, 0 if none
+    did. transitions, batches: how many of this run of the fleet were compared so far.
+    """
 
+    number: int
     kind: str
     victim: str
-    seconds: float
-    took_over_s: float
+    seconds: float = 0.0
+    moved: int = 0
+    took_over_s: float = 0.0
+    transitions: int = 0
+    batches: int = 0
+    incidents: int = 0
+    problems: list[str] = []
+    took_s: float = 0.0
 
 
 @contextmanager
@@ -59,45 +70,51 @@ class FleetFaults:
 
     def __init__(self, lab: FleetLab, engines: int, seed: int, links: dict[str, Callable[[bool], None]]) -> None:
         self._lab = lab
-        self._drawn = random.Random(seed)
+        self._seed = seed
         self._links = links
         self._engines = engines
-        self.incidents: dict[str, int] = dict.fromkeys(map(chaos_engine_name, range(engines)), 0)
+        self._judge = FleetJudge(lab, engines)
+        self._incidents: dict[str, int] = dict.fromkeys(map(chaos_engine_name, range(engines)), 0)
 
-    def run(self, count: int) -> list[FleetFault]:
-        """Cause so many faults, one after another; each ends with the fleet as it should be."""
-        done = []
-        for number in range(count):
-            done.append(self._one())
-            fault = done[-1]
-            print(f"{number + 1:3}  {fault.kind} {fault.victim} {fault.seconds:.0f} s", end="")
-            print(f"  taken over in {fault.took_over_s:.1f} s" if fault.took_over_s else "", flush=True)
+    def round(self, number: int) -> FleetRound:
+        """Cause the fault of this number, wait until the fleet is as it should be, and judge it."""
+        drawn, began_s = random.Random(f"{self._seed} {number}"), time.monotonic()
+        victims: list[Service | NatsServer] = [*self._lab.agents, *self._lab.hubs, *self._lab.servers]
+        victim = drawn.choice(victims)
+        name = victim.folder.name if isinstance(victim, NatsServer) else victim.name
+        done = FleetRound(number, drawn.choice(["kill", "stop", *(["cut"] if name in self._links else [])]), name)
+        try:
+            self._cause(done, victim, drawn)
+            done.problems = self._judge.problems(self._incidents)
+            if done.took_over_s > TAKEOVER_S:
+                done.problems.append(f"taken over only after {done.took_over_s:.1f} s")
+        except AssertionError as error:
+            done.problems = [str(error), *self._states()]
+        done.incidents = sum(self._incidents.values())
+        done.transitions, done.batches = self._judge.transitions, self._judge.batches
+        done.took_s = round(time.monotonic() - began_s, 1)
         return done
 
-    def _one(self) -> FleetFault:
+    def _cause(self, done: FleetRound, victim: Service | NatsServer, drawn: random.Random) -> None:
         lab = self._lab
-        victims: list[Service | NatsServer] = [*lab.agents, *lab.hubs, *lab.servers]
-        victim = self._drawn.choice(victims)
-        name = victim.folder.name if isinstance(victim, NatsServer) else victim.name
-        kind = self._drawn.choice(["kill", "stop", *(["cut"] if name in self._links else [])])
-        before, during = self._drawn.sample(range(self._engines), 2)
+        before, during = drawn.sample(range(self._engines), 2)
         self._begin(before)
         until(lambda: chaos_engine_name(before) in lab.leaking(), "the leak before the fault is on the bus", SETTLED_S)
-        had = {engine for engine, agent in lab.owners().items() if agent == name}
-        is_long = name.startswith("agent") and bool(had) and self._drawn.random() < 0.7
-        took_over_s, began_s, began_ns = 0.0, time.monotonic(), time.time_ns()
-        with fault_of(kind, victim, self._links.get(name)):
+        had = {engine for engine, agent in lab.owners().items() if agent == done.victim}
+        is_long = bool(had) and drawn.random() < 0.7
+        began_s, began_ns = time.monotonic(), time.time_ns()
+        with fault_of(done.kind, victim, self._links.get(done.victim)):
             self._begin(during)
             if is_long:
-                took_over_s = wait_moved(lab, had, began_ns, name)
+                done.moved = len(had)
+                done.took_over_s = wait_moved(lab, had, began_ns, done.victim)
             else:
-                time.sleep(self._drawn.uniform(*BRIEF_S))
-        seconds = time.monotonic() - began_s
+                time.sleep(drawn.uniform(*BRIEF_S))
+        done.seconds = time.monotonic() - began_s
         self._settle(before, during, is_long=is_long)
-        return FleetFault(kind, name, seconds, took_over_s)
 
     def _begin(self, number: int) -> None:
-        self.incidents[chaos_engine_name(number)] += 1
+        self._incidents[chaos_engine_name(number)] += 1
         self._lab.set_trouble(number, True)
 
     def _settle(self, *troubled: int, is_long: bool) -> None:
@@ -121,18 +138,12 @@ class FleetFaults:
             if (now := self._lab.owners()) != owned:
                 owned, since_s = now, time.monotonic()
 
-
-def judge(lab: FleetLab, incidents: dict[str, int], done: Sequence[FleetFault]) -> list[FindingMessage]:
-    """Every incident is at the bus with its beginning and its end, each once, and nothing else of its code is."""
-    stored = stored_findings(lab.config)
-    assert_each_once(stored)
-    for engine, count in incidents.items():
-        leaks = [each.transition for each in stored if each.transition.judgement.engine == engine]
-        told = [each.to for each in leaks if each.judgement.code == LEAK_CODE]
-        assert (told.count("firing"), told.count("resolved")) == (count, count), engine
-    moved = [fault.took_over_s for fault in done if fault.took_over_s]
-    print(f"{len(done)} faults, {sum(incidents.values())} incidents, {len(stored)} transitions at the bus, each once")
-    if moved:
-        print(f"{len(moved)} takeovers: median {statistics.median(moved):.1f} s, worst {max(moved):.1f} s")
-    assert all(seconds < AGENT_LEASE_S + 30 for seconds in moved)
-    return stored
+    def _states(self) -> list[str]:
+        """Return how agents see the bus and what leaks there, to explain a round that did not end."""
+        states = [f"leaking on the bus: {sorted(self._lab.leaking())}"]
+        for agent in self._lab.agents:
+            try:
+                states.append(f"{agent.name}: {agent.health().get('bus')}")
+            except httpx.HTTPError as error:
+                states.append(f"{agent.name}: {error!r}")
+        return states

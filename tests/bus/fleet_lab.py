@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from kvscope.monitor.bus.bus_config import BusConfig
-from kvscope.monitor.bus.bus_messages import FindingMessage
+from kvscope.monitor.bus.bus_connection import StreamMessage
+from kvscope.monitor.bus.bus_messages import BusMessage, FindingMessage
 from kvscope.monitor.bus.fleet_fold import FleetFold
 from kvscope.monitor.bus.fleet_reader import FleetReader
 from tests.bus.cut_links import Machine, Machines
@@ -19,11 +22,13 @@ from tests.bus.identities import Authority
 from tests.bus.nats_servers import NatsServer, bus_config_of, need_nats, set_up, three_servers
 from tests.bus.stoppable import StoppableProgram
 from tests.chaos.engines_process import chaos_engine_name
-from tests.dashboards.programs import free_port, running
+from tests.dashboards.programs import TOKEN, free_port, running
 from tests.test_service import until
 
 MONITOR = str(Path(sys.executable).parent / "monitor")
 LEAK_CODE = "leak.finished-held"
+GRACE_S = 3
+"""Engines of a busy machine stand still for a second now and then, with blocks held for a transfer."""
 PORTS = 4222, 8222, 6222
 
 
@@ -35,13 +40,21 @@ class Service(StoppableProgram):
         self.machine = machine
         self.port = free_port()
         self.data = folder / name
+        host = machine.address if machine is not None else "127.0.0.1"
+        self.url = f"http://{host}:{self.port}"
         prefix = machine.prefix if machine is not None else ()
-        command = [*prefix, MONITOR, kind, "--port", str(self.port), *arguments]
+        outside = ["--host", host, "--token", TOKEN] if machine is not None else []
+        command = [*prefix, MONITOR, kind, "--port", str(self.port), *outside, *arguments]
         super().__init__(command, folder / f"{name}.log")
 
     def health(self) -> dict[str, object]:
-        answer: dict[str, object] = httpx.get(f"http://127.0.0.1:{self.port}/healthz", trust_env=False).json()
-        return answer
+        return dict(self.ask("/healthz"))
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The JSON of a route. Raises httpx.HTTPError."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        answer = httpx.get(f"{self.url}{path}", params=parameters, headers=headers, trust_env=False, timeout=10)
+        return answer.raise_for_status().json()
 
 
 def agent_of(
@@ -68,10 +81,22 @@ def bus_flags(config: BusConfig) -> list[str]:
     return flags
 
 
+class CountingReader(FleetReader):
+    """Reads as a hub does, and counts how often it took each transition."""
+
+    def __init__(self, config: BusConfig) -> None:
+        super().__init__(config)
+        self.transitions: Counter[str] = Counter()
+
+    def received(self, taken: BusMessage, message: StreamMessage) -> None:
+        if isinstance(taken, FindingMessage):
+            self.transitions[taken.id] += 1
+
+
 class FleetLab:
     """What runs, and what the bus says of it. Agents are `agent-N`, engines those of the chaos run."""
 
-    def __init__(self, folder: Path, servers: list[NatsServer], config: BusConfig, reader: FleetReader) -> None:
+    def __init__(self, folder: Path, servers: list[NatsServer], config: BusConfig, reader: CountingReader) -> None:
         self.folder = folder
         self.servers = servers
         self.config = config
@@ -107,9 +132,9 @@ def owners(reader: FleetReader, after_ns: int = 0) -> dict[str, str]:
 
 
 @contextmanager
-def reading(config: BusConfig) -> Iterator[FleetReader]:
+def reading(config: BusConfig) -> Iterator[CountingReader]:
     """A reader of everything on the bus."""
-    reader = FleetReader(config)
+    reader = CountingReader(config)
     reader.start()
     try:
         yield reader
@@ -121,7 +146,7 @@ def reading(config: BusConfig) -> Iterator[FleetReader]:
 def running_fleet(
     folder: Path, engines: int, agents: int, hubs: int = 0, machines: Machines | None = None
 ) -> Iterator[FleetLab]:
-    """Start it, and wait until every engine is on the bus. With machines, each node and agent has one, over TLS."""
+    """Start it, and wait until every engine is on the bus. With machines, nodes, agents and hubs have one each."""
     with ExitStack() as stack:
         if machines is None:
             servers = stack.enter_context(three_servers(folder / "nats"))
@@ -137,11 +162,13 @@ def running_fleet(
         for number in range(agents):
             machine = machines.machines[3 + number] if machines is not None else None
             # An agent that took an engine over has seen few transfers end, and would wait for minutes to judge a leak.
-            settings = [f"{LEAK_CODE}.grace_s=1", f"{LEAK_CODE}.unseen_times=0"]
+            settings = [f"{LEAK_CODE}.grace_s={GRACE_S}", f"{LEAK_CODE}.unseen_times=0"]
             lab.agents.append(agent_of(config, folder, f"agent-{number}", endpoints, machine, settings))
             stack.callback(lab.agents[-1].end)
         for number in range(hubs):
-            lab.hubs.append(Service("hub", folder, f"hub-{number}", bus_flags(config), None))
+            machine = machines.machines[3 + agents + number] if machines is not None else None
+            flags = ["--nats-agent", f"hub-{number}", *bus_flags(config)]
+            lab.hubs.append(Service("hub", folder, f"hub-{number}", flags, machine))
             stack.callback(lab.hubs[-1].end)
         names = {chaos_engine_name(number) for number in range(engines)}
         until(lambda: lab.owners().keys() == names, "every engine is on the bus", 240)

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nkeys
@@ -15,6 +16,7 @@ from nats.errors import Error
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError
 
+from kvscope.monitor.bus import bus_connection
 from kvscope.monitor.bus.bus_config import BusConfig
 from kvscope.monitor.bus.bus_connection import SUBJECT_IN_FLIGHT, follow, publish_once, read_all
 from kvscope.monitor.bus.bus_link import BusLink
@@ -339,6 +341,40 @@ def test_following_goes_on_behind_the_last_message_after_a_restart_of_the_server
 
         seen, stored = with_client(config, run)
         assert seen == stored == subjects
+
+
+def test_a_consumer_that_answers_and_delivers_nothing_is_replaced(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_connection, "STALLED_S", 2.0)
+    config = bus_config_of([server], tenant="stalled")
+    set_up(config)
+    stream = events_stream(config.tenant)
+    subjects = [subject_of(config.tenant, "finding", "e", str(number)) for number in range(8)]
+
+    async def run(streams: JetStreamContext) -> list[str]:
+        seen: list[str] = []
+        sent = 0
+        async for batch in follow(streams, stream, ">", last_per_subject=True):
+            seen += [message.subject for message in batch]
+            if len(seen) == len(subjects):
+                break
+            if len(seen) == sent:  # the next one has to come through a consumer that is paused by then
+                await pause_consumers(streams, stream)
+                await publish_once(streams, subjects[sent], b"{}", subjects[sent], alone=True)
+                sent += 1
+        return seen
+
+    assert with_client(config, run, timeout_s=120) == subjects
+
+
+async def pause_consumers(streams: JetStreamContext, stream: str) -> None:
+    """Stop delivery of every consumer there is for an hour: requests are answered, messages do not come."""
+    until_text = datetime.fromtimestamp(time.time() + 3_600, UTC).isoformat()
+    for consumer in await streams.consumers_info(stream):
+        request = json.dumps({"pause_until": until_text}).encode()
+        answer = await streams._nc.request(f"$JS.API.CONSUMER.PAUSE.{stream}.{consumer.name}", request, timeout=5)
+        assert json.loads(answer.data)["paused"]
 
 
 async def publish_when_back(streams: JetStreamContext, subject: str) -> None:

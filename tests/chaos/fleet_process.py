@@ -1,9 +1,9 @@
 """Engines without models that publish from one process: real pools, schedulers, publishers and sockets, in real time.
 
-python -m tests.chaos.fleet_process FOLDER ENGINES STEPS_PER_S
+python -m tests.chaos.fleet_process FOLDER ENGINES STEPS_PER_S [SCALE]
 
-Engine N publishes at ipc://FOLDER/events-N. The process prints `ready`, then a line of JSON every five seconds with the
-totals of what was published.
+SCALE multiplies requests, pools and steps in tokens (1). Engine N publishes at ipc://FOLDER/events-N. The process
+prints `ready`, then a line of JSON every five seconds with the totals of what was published.
 """
 
 from __future__ import annotations
@@ -58,9 +58,18 @@ def engine_name(number: int) -> str:
 class FleetEngine:
     """One engine of the fleet, with an endless load of its own."""
 
-    def __init__(self, folder: str, number: int) -> None:
+    def __init__(self, folder: str, number: int, scale: int) -> None:
         name = engine_name(number)
-        self.lab = Lab(total=400, connector_share=0.2, clock=time, pack=False, engine=name, seed=number)
+        self._scale = scale
+        self.lab = Lab(
+            total=400 * scale,
+            max_num_batched_tokens=32 * scale,
+            connector_share=0.2,
+            clock=time,
+            pack=False,
+            engine=name,
+            seed=number,
+        )
         events = f"ipc://{folder}/events-{number}"
         self.publisher = CountingPublisher(
             self.lab.log,
@@ -76,14 +85,15 @@ class FleetEngine:
     def step(self) -> None:
         """Let a request arrive if few live, and run one step."""
         if len(self.lab.scheduler.requests) < MAX_LIVE_REQUESTS:
-            self.lab.arrive(self._rng.randint(1, 60), max_tokens=self._rng.randint(1, 30))
+            self.lab.arrive(self._scale * self._rng.randint(1, 60), max_tokens=self._rng.randint(1, 30))
         self.lab.step()
 
 
 def main() -> None:
     """Run until killed."""
     folder, engines, steps_per_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    fleet = [FleetEngine(folder, number) for number in range(engines)]
+    scale = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    fleet = [FleetEngine(folder, number, scale) for number in range(engines)]
     for engine in fleet:
         engine.publisher.start()
     print("ready", flush=True)

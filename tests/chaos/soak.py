@@ -50,8 +50,9 @@ class SoakSample(NamedTuple):
 class FleetProcess:
     """The engines, in a process of their own."""
 
-    def __init__(self, folder: Path, engines: int, steps_per_s: float) -> None:
-        command = [sys.executable, "-m", "tests.chaos.fleet_process", str(folder), str(engines), str(steps_per_s)]
+    def __init__(self, folder: Path, engines: int, steps_per_s: float, scale: int = 1) -> None:
+        command = [sys.executable, "-m", "tests.chaos.fleet_process", str(folder)]
+        command += [str(engines), str(steps_per_s), str(scale)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.published = PublishedTotals()
         assert self.process.stdout is not None

@@ -48,6 +48,8 @@ nats_cert = "/etc/hosts"
 nats_key = "/etc/hosts"
 zone = "zone-1"
 node = "gpu-7"
+service = "chat"
+kv_role = "producer"
 nats_share = true
 otlp_sample = 0.1
 
@@ -100,7 +102,7 @@ def test_a_key_counts_as_its_flag_does(tmp_path: Path) -> None:
         *("--alert-private", "--alert-repeat", "30m", "--alert-verdict", "likely", "--webhook-secret"),
         *("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "--otlp", "http://127.0.0.1:4318", "--otlp-sample", "0.1"),
         *("--nats", "nats://127.0.0.1:4222", "--nats-tenant", "team-a", "--nats-agent", "node-7", "--nats-share"),
-        *("--zone", "zone-1", "--node", "gpu-7"),
+        *("--zone", "zone-1", "--node", "gpu-7", "--service", "chat", "--kv-role", "producer"),
         *(f"--nats-{name}=/etc/hosts" for name in ("creds", "ca", "cert", "key")),
         *("--set", "leak.finished-held.grace_s=30", "--set", "stuck.head-of-line.grace_s=60.5"),
     ]

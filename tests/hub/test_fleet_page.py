@@ -27,6 +27,7 @@ from tests.web.parts import Account, chromium
 ENGINES = 50
 LEAKING = range(16, 24)
 """All engines of node-2."""
+PRODUCER, CONSUMER = 16, 2
 
 
 def name_of(number: int) -> str:
@@ -65,6 +66,8 @@ def fleet() -> list[PointMessage]:
             zone=f"zone-{number % 2}",
             node=f"node-{number // 8}",
             usage=[number] * 60,
+            service="chat" if number in (PRODUCER, CONSUMER) else "",
+            kv_role={PRODUCER: "producer", CONSUMER: "consumer"}.get(number, ""),
         )
         for number in range(ENGINES)
     ]
@@ -89,6 +92,7 @@ def test_many_engines_are_found_grouped_and_updated(tmp_path: Path) -> None:
             url = run.stderr.readline().split()[2].rstrip(",")
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             account = Account(page)
+            publish(config, fleet())  # points from before the hub and the browser started may be old by now
             page.goto(url)
             expect(page.locator("#view h1")).to_contain_text(f"8 engines of {ENGINES} with open findings")
             expect(page.locator(".cell")).to_have_count(ENGINES)
@@ -96,6 +100,11 @@ def test_many_engines_are_found_grouped_and_updated(tmp_path: Path) -> None:
             expect(page.locator("#engines tbody tr")).to_have_count(len(LEAKING))
             expect(page.locator("#causes")).to_contain_text("8 of 8 engines with node node-2 have it, and 0 of 42")
             expect(page.locator("#notes")).to_contain_text("agent-9 took over")
+            expect(page.locator("#services tbody tr")).to_have_count(1)
+            expect(page.locator("#services")).to_contain_text("chat")
+            expect(page.locator("#services")).to_contain_text("Prefill keeps blocks (cannot-tell)")
+            expect(page.locator("#services td").nth(0)).to_contain_text(name_of(PRODUCER))
+            expect(page.locator("#services td").nth(1)).to_contain_text(name_of(CONSUMER))
             assert page.locator("img.strips").count() == 2
             page.goto(f"{url}/fleet?by=zone&q=node-2")
             expect(page.locator(".cell")).to_have_count(len(LEAKING))

@@ -16,6 +16,7 @@ from dash import html
 
 from kvscope.dashboards.web.display_text import clock_text, day_and_clock, number_text
 from kvscope.dashboards.web.markup import aria, choice, field, headings
+from kvscope.dashboards.web.service_table import service_table
 from kvscope.dashboards.web.usage_strips import strips_picture
 from kvscope.dashboards.web.view import FLEET_PATH, Here, PageView
 from kvscope.monitor.fleet_schema import HARMS, FleetAgentView, FleetCause, FleetEngineView, FleetView
@@ -50,13 +51,14 @@ MOST_CODES: Final = 3
 
 
 def view(query: Query, here: Here) -> PageView:
-    """Return the headline, what findings have in common, the worst engines, and all of them by group."""
+    """Return the headline, what findings and services show, the worst engines, and all of them by group."""
     fleet = query.fleet_overview()
     part, by = here.place.get("q"), _grouping(here)
     shown = [engine for engine in fleet.engines if _has(engine, part.lower())]
     sections: dict[str, Any] = {
         "head": html.Header([html.H1(_fleet_headline(fleet)), _fleet_form(here, by, part), *_found_note(shown, part)]),
         "causes": _causes_section(here, fleet.causes),
+        "services": service_table(here, fleet.services, fleet.engines),
         "agents": _agents(fleet.agents),
         "worst": _worst(here, shown),
     }

@@ -40,6 +40,7 @@ def describe(scheduler: Any) -> EngineDescription:
         enable_prefix_caching=bool(cache.enable_prefix_caching),
         scheduling_policy=str(scheduling.policy),
         kv_connector=kv_connector(scheduler),
+        kv_role=kv_role(scheduler),
         kv_lease_s=renewable_lease_s(scheduler),
         kv_bytes_per_block=_bytes_per_block(scheduler.kv_cache_config),
         reports_modes=True,
@@ -87,6 +88,12 @@ def kv_connector(scheduler: Any) -> str:
     """Return the KV connector's name, or an empty string if there is none."""
     transfer = scheduler.vllm_config.kv_transfer_config
     return str(transfer.kv_connector or "") if transfer is not None else ""
+
+
+def kv_role(scheduler: Any) -> str:
+    """Return the KV connector's role, or an empty string if there is none."""
+    transfer = scheduler.vllm_config.kv_transfer_config
+    return str(getattr(transfer, "kv_role", None) or "")
 
 
 def lease_ns(scheduler: Any) -> int:
