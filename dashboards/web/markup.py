@@ -30,7 +30,7 @@ def key(name: str, does: str) -> dict[str, Any]:
     return data(key=name, does=does)
 
 
-def command(text: str, **more: str) -> html.Div:
+def command(text: str, **more: Any) -> html.Div:
     """Return a command with a button that copies it."""
     button = html.Button("Copy", type="button", className="button", **data(copy=1))
     return html.Div([html.Code(text, **more), button], className="command")
