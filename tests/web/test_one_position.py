@@ -38,7 +38,7 @@ SLOW_STEPS = 0.06
 VIEWS = ("blocks", "engine", "requests", "", "held", "prefixes", "memory")
 WINDOW_S = 600
 BLOCK_SIZE = 4
-TEMPLATES = ([], [1] * 12, [2] * 24)
+TEMPLATES: tuple[list[int], ...] = ([], [1] * 12, [2] * 24)
 ABORTS = 0.01
 """Of the steps. The blocks of every second one are lost."""
 FEW = 1
