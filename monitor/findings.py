@@ -10,6 +10,7 @@ effect goes on nevertheless, it fires.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
@@ -161,6 +162,12 @@ class Finding:
         text = f"{judged.engine}\n{judged.code}\n{judged.key}\n{self.first_seen_ns}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def still(self) -> Finding:
+        """Return a copy that later judgements do not change."""
+        still = copy.copy(self)
+        still.effects, still._requests = dict(self.effects), dict(self._requests)
+        return still
+
     def life(self, now_ns: int) -> tuple[int, int]:
         """Return from when until when the problem was there, or until now (wall)."""
         return self.judgement.since_ns or self.first_seen_ns, self.resolved_ns or now_ns
@@ -218,6 +225,14 @@ class Findings:
         self._aside: OrderedDict[str, SetAside] = OrderedDict()
         self._known: dict[Place, int] = {}
         self._known_until_ns = 0
+
+    def still(self) -> Findings:
+        """Return a copy that later judgements do not change."""
+        still = copy.copy(self)
+        still._open = {place: finding.still() for place, finding in self._open.items()}
+        still._resolved = {engine: ended.copy() for engine, ended in self._resolved.items()}
+        still._aside = self._aside.copy()
+        return still
 
     def remember(self, known: Mapping[Place, int], until_ns: int) -> None:
         """Take what was open in an earlier life of the service, and when it was first seen there (wall ns). A judgement

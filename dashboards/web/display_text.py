@@ -66,6 +66,13 @@ def no_rate(engine: EngineView) -> str:
     return "not exposed" if engine.signal == "metrics" else "not known"
 
 
+def rate_note(engine: EngineView) -> str:
+    """Return the time that a rate is of, or an empty string without a rate."""
+    if engine.output_tokens_per_s is None:
+        return ""
+    return "since the scrape before" if engine.signal == "metrics" else "over the last seconds"
+
+
 def spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Block ids as (first, last) of each unbroken run, in order."""
     runs: list[tuple[int, int]] = []

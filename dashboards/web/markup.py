@@ -30,6 +30,12 @@ def key(name: str, does: str) -> dict[str, Any]:
     return data(key=name, does=does)
 
 
+def command(text: str, **more: Any) -> html.Div:
+    """Return a command with a button that copies it."""
+    button = html.Button("Copy", type="button", className="button", **data(copy=1))
+    return html.Div([html.Code(text, **more), button], className="command")
+
+
 def field(kind: str, name: str, value: str, **more: str) -> dcc.Input:
     """Return a field of a form that goes to the address its fields make. `value` is its initial value."""
     attributes: dict[str, Any] = {"type": kind, "name": name, "value": value, **more}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dash import dcc, html
 
-from kvscope.dashboards.web.markup import aria, data
+from kvscope.dashboards.web.markup import aria, command, data
 from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.dashboards.web.pushed_data import PushedData
 from kvscope.dashboards.web.static_assets import ASSETS_PATH, CHART_LIBRARY_ADDRESS
@@ -81,17 +81,14 @@ def _empty() -> html.Section:
     return html.Section(
         [
             html.H1("Waiting for an engine"),
-            html.P("No event arrived from any of the streams that this service reads:"),
+            html.P("No engine is known yet. This service reads:"),
             html.Ul(id="sources"),
-            html.P(
-                [
-                    "Start an engine with its event stream there, such as ",
-                    html.Code("kvscope engine serve"),
-                    ", and it appears here by itself. To listen elsewhere: ",
-                    html.Code("monitor serve --events ENDPOINT"),
-                    ".",
-                ]
-            ),
+            html.H2("Add a vLLM"),
+            html.P("Start kvscope on the metrics of a running vLLM, which you need not change:"),
+            command("monitor serve --metrics http://127.0.0.1:8000/metrics"),
+            html.P("Or start vLLM with the event stream, which also shows its blocks and requests:"),
+            command("KVSCOPE_EVENTS=tcp://127.0.0.1:5757 vllm serve MODEL", id="probe-command"),
+            html.P("The engine appears here by itself.", className="note"),
         ],
         id="empty",
         hidden=True,

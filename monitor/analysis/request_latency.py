@@ -50,21 +50,25 @@ def exact_latency(durations: Iterable[float], unit_s: float = 1.0) -> LatencyVie
     return LatencyView(p50_s, p95_s, len(ordered))
 
 
-def histogram_latency(counts: Iterable[DurationCount]) -> LatencyView | None:
-    """Return the percentiles of requests that are known by their histogram buckets, or None if there are none."""
+def histogram_latency(counts: Iterable[DurationCount], within: LatencyView | None = None) -> LatencyView | None:
+    """Return the percentiles of requests that are known by their histogram buckets, or None if there are none.
+
+    within: of a duration that contains this one. A bucket is wide, and a part is not longer than the whole.
+    """
     merged: Counter[tuple[float, float]] = Counter()
     for lower, upper, requests in counts:
         merged[lower, upper] += requests
     total = sum(merged.values())
     if not total:
         return None
-    return LatencyView(duration_quantile(merged, 0.5), duration_quantile(merged, 0.95), total)
+    most_p50_s, most_p95_s = (within.p50_s, within.p95_s) if within is not None else (math.inf, math.inf)
+    return LatencyView(duration_quantile(merged, 0.5, most_p50_s), duration_quantile(merged, 0.95, most_p95_s), total)
 
 
 def sample_latency(samples: Sequence[Sample]) -> tuple[LatencyView | None, LatencyView | None]:
     """Return the time to the first token and the time in the queue of the requests that these samples count."""
     first_token = histogram_latency(one for sample in samples for one in sample.first_token_s or ())
-    return first_token, histogram_latency(one for sample in samples for one in sample.queue_s or ())
+    return first_token, histogram_latency((one for sample in samples for one in sample.queue_s or ()), first_token)
 
 
 def recent_sample_latency(samples: Sequence[Sample]) -> tuple[LatencyView | None, LatencyView | None]:

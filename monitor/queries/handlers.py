@@ -113,7 +113,7 @@ class QueryHandlers(Query):
         return getattr(self, question.name)(**arguments)
 
     def snapshot(self, engine: str) -> Query:
-        """Return handlers for which the engine's state stays fixed."""
+        """Return handlers for which the engine's state and its findings stay fixed."""
         with self._lock:
             live = self.fleet.engines.get(engine)
             if live is None:
@@ -121,6 +121,7 @@ class QueryHandlers(Query):
             still = copy.copy(self)
             still.fleet = Fleet()
             still.fleet.engines = self.fleet.engines | {engine: still_ledger(live)}
+            still.lifecycle = self.lifecycle.still()
         still._lookup = EngineLookup(still.fleet, self._past, self._lock)
         return still
 

@@ -48,6 +48,24 @@ def test_only_the_last_five_minutes_of_samples_count() -> None:
     assert queue_time.requests == 5
 
 
+def test_a_queue_time_within_a_wide_bucket_is_no_longer_than_the_first_token() -> None:
+    """The first bucket of vLLM's queue times ends at 0.3 s."""
+    first_token = ((0.04, 0.06, 19), (0.06, 0.08, 1))
+    sample = Sample("m", "1", 10**9, first_token_s=first_token, queue_s=((0.0, 0.3, 20),))
+    whole, part = recent_sample_latency([sample])
+    assert whole is not None
+    assert part is not None
+    assert (part.p50_s, part.p95_s) == (whole.p50_s, whole.p95_s)
+
+
+def test_a_queue_time_whose_bucket_is_above_the_first_token_stays_in_it() -> None:
+    """Requests that end now may have waited before those that get their first token now."""
+    sample = Sample("m", "1", 10**9, first_token_s=((0.0, 0.1, 20),), queue_s=((5.0, 10.0, 20),))
+    _, queue_time = recent_sample_latency([sample])
+    assert queue_time is not None
+    assert (queue_time.p50_s, queue_time.p95_s) == (5.0, 5.0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_streams_latency_is_that_of_its_requests(seed: int) -> None:
     """Beside the times that the scheduler was stepped at, and what it had admitted by then."""

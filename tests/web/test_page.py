@@ -160,7 +160,14 @@ def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, t
         page.goto(url)
         empty = page.locator("#empty")
         expect(empty).to_contain_text("Waiting for an engine")
-        expect(empty).to_contain_text(events)
+        expect(empty.locator("#sources")).to_have_text(f"{events} has sent nothing yet")
+        expect(empty).to_contain_text("monitor serve --metrics http://127.0.0.1:8000/metrics")
+        command = f"KVSCOPE_EVENTS={events} vllm serve MODEL"
+        expect(empty.locator("#probe-command")).to_have_text(command)
+        copy = empty.locator("[data-copy]").last
+        copy.click()
+        expect(copy).to_have_text("Copied")
+        assert page.evaluate("getSelection().toString()") == command
         with Engine(tmp_path, total=100) as engine:
             expect(page.locator("#engines").get_by_role("link", name=ENGINE)).to_be_visible()
             expect(empty).to_be_hidden()
@@ -175,6 +182,15 @@ def test_no_engine_yet_then_one_then_a_finding_that_comes_and_goes(page: Page, t
             expect(page.locator(".all-well")).to_be_visible()
         assert account.elsewhere(url) == []
         assert account.wrong == []
+
+
+@pytest.mark.slow
+def test_without_an_engine_each_source_has_its_state(page: Page) -> None:
+    with service("--metrics", "http://127.0.0.1:9/metrics", "--events", "tcp://localhost:59") as url:
+        page.goto(url)
+        sources = page.locator("#empty #sources li")
+        expect(sources).to_contain_text(["tcp://localhost:59 has sent nothing yet", "does not answer"])
+        expect(page.locator("#probe-command")).to_have_text("KVSCOPE_EVENTS=tcp://127.0.0.1:59 vllm serve MODEL")
 
 
 def test_one_of_several_engines_is_chosen(page: Page, tmp_path: Path) -> None:

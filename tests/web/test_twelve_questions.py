@@ -17,6 +17,7 @@ from kvscope.dashboards.web.view_registry import PATHS
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.pipeline import Pipeline
+from tests.detectors.test_usage_forecast import plain_vllm
 from tests.lab import Lab
 from tests.web.parts import ENGINE
 from tests.web.test_answer_links import links
@@ -24,19 +25,20 @@ from tests.web.test_states import texts
 
 DAY_S: Final = 86_400
 MOST_CLICKS: Final = 2
-NOT_FROM_METRICS: Final = frozenset(
-    ("who holds the memory", "which request", "how long until it is full", "is the cache working, for whom")
-)
-"""Metrics name no holder and no request, their usage does not tell a leak from load, and they count hits as a whole."""
+NOT_FROM_METRICS: Final = frozenset(("who holds the memory", "which request", "is the cache working, for whom"))
+"""Metrics name no holder and no request, and they count hits as a whole."""
 
 
 class OnCallQuestion(NamedTuple):
-    """`clicks` match the addresses that are followed; `stream` and `metrics`: what the last page shows."""
+    """`clicks` match the addresses that are followed; `stream` and `metrics`: what the last page shows. `scene`: of the
+    engine with metrics only.
+    """
 
     text: str
     clicks: tuple[str, ...]
     stream: str
     metrics: str
+    scene: str = "metrics"
 
 
 AT_ONCE: Final = "of each length that the pool holds at once"
@@ -57,7 +59,9 @@ QUESTIONS: Final = (
         "of each length that the pool holds at once",
     ),
     OnCallQuestion("is the cache working, for whom", ("/prefixes",), r"Hit rate [\d.]+ %.* Requests", ""),
-    OnCallQuestion("how long until it is full", ("/engine",), r"full in", ""),
+    OnCallQuestion(
+        "how long until it is full", ("/engine",), r"full in", r"Pool full in \d+ (h|min)", "metrics of a leak"
+    ),
     OnCallQuestion("is it serving", (), rf"{ENGINE}", "has computed no token since"),
 )
 
@@ -119,7 +123,8 @@ def page(watch: Pipeline, address: str) -> tuple[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def scenes() -> dict[str, Pipeline]:
-    return {"stream": by_stream(), "metrics": by_metrics()}
+    leaking, _ = plain_vllm(30, lambda minute: 5.0 * minute, seed=1)
+    return {"stream": by_stream(), "metrics": by_metrics(), "metrics of a leak": leaking}
 
 
 @pytest.mark.parametrize("signal", ["stream", "metrics"])
@@ -129,7 +134,7 @@ def test_a_question_is_answered_in_two_clicks(
 ) -> None:
     if signal == "metrics" and question.text in NOT_FROM_METRICS:
         pytest.skip("named in advance: not in metrics")
-    watch = scenes[signal]
+    watch = scenes[question.scene if signal == "metrics" else signal]
     assert len(question.clicks) <= MOST_CLICKS
     shown, leads = page(watch, "/")
     for click in question.clicks:

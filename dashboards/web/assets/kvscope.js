@@ -193,6 +193,17 @@
     if (event.target.closest && event.target.closest("#keys-button")) listKeys();
   });
 
+  // A browser without access to its clipboard, as over plain HTTP from another host, leaves the command selected.
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest ? event.target.closest("[data-copy]") : null;
+    if (!button) return;
+    const text = button.parentElement.querySelector("code");
+    getSelection().selectAllChildren(text);
+    if (!navigator.clipboard) return;
+    await navigator.clipboard.writeText(text.textContent);
+    button.textContent = "Copied";
+  });
+
   // ------------------------------------------------------------------ is the service there?
 
   async function checkService() {
@@ -215,6 +226,20 @@
 
   // ------------------------------------------------------------------ what does it listen to?
 
+  function stateOf(source) {
+    if (source.error) return source.error.replace(`${source.target} `, "");
+    if (source.ended) return "has ended";
+    return source.engines.length ? "is being read" : "has sent nothing yet";
+  }
+
+  // The probe listens where this service reads. On another host, it listens on all of that host's addresses.
+  function probeCommand(sources) {
+    const stream = sources.find((source) => source.kind === "stream");
+    if (!stream) return;
+    const endpoint = stream.target.replace("//localhost:", "//127.0.0.1:").replace(/^tcp:\/\/(?!127\.)[^/]+(?=:\d+$)/, "tcp://0.0.0.0");
+    byId("probe-command").textContent = `KVSCOPE_EVENTS=${endpoint} vllm serve MODEL`;
+  }
+
   async function showSources() {
     const list = byId("sources");
     const banner = byId("unreadable");
@@ -226,14 +251,15 @@
       const item = document.createElement("li");
       const code = document.createElement("code");
       code.textContent = source.target;
-      item.append(code);
-      if (source.error) item.append(` ${source.error}`);
+      item.append(code, ` ${stateOf(source)}`);
       return item;
     });
     list.replaceChildren(...items);
+    probeCommand(sources);
     const wrong = sources.filter((source) => source.error);
     banner.hidden = wrong.length === 0;
-    banner.textContent = wrong.map((source) => `${source.target} cannot be read: ${source.error}`).join(" ");
+    banner.textContent = wrong.map((source) => source.error.startsWith(source.target)
+      ? source.error : `${source.target} cannot be read: ${source.error}`).join(" ");
   }
 
   // ------------------------------------------------------------------ the block map

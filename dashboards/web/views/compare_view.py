@@ -226,7 +226,10 @@ def _metric_row(row: MetricRow) -> html.Tr:
             html.Td(_metric_value(row.before, row.unit), className="n"),
             html.Td(_metric_value(row.after, row.unit), className="n"),
             html.Td(
-                [html.Span(CHANGE_SIGNS[row.change], className="sign", **aria(hidden="true")), f" {row.change}"],
+                [
+                    html.Span(CHANGE_SIGNS[row.change], className="sign", **aria(hidden="true")),
+                    html.Span(f" {row.change}", className="word"),
+                ],
                 className=f"change {row.change}",
             ),
             html.Td(_by(row), className="n"),

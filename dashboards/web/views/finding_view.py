@@ -129,7 +129,10 @@ def _finding_notifications(finding: FindingReport, alerting: NotificationsView) 
     heading = html.H2("Notifications")
     if not alerting.receivers:
         asked = html.Code("monitor serve --alert URL")
-        return [heading, html.P(["This service has no receivers. Start it with ", asked, " does."], className="note")]
+        return [
+            heading,
+            html.P(["This service has no receivers. Start it with ", asked, " to send alerts."], className="note"),
+        ]
     parts: list[Any] = [heading]
     for silence in alerting.silences:
         words = f"Silenced until {clock_text(silence.until)} UTC: {silence.comment or 'without a comment'} "

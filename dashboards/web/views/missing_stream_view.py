@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from dash import html
 
+from kvscope.dashboards.web.markup import command
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.query import Query
 
@@ -37,10 +38,10 @@ def view(_query: Query, here: Here) -> PageView:
 
 
 def _how_to_attach() -> list[Any]:
-    commands = "KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL\nmonitor serve --events tcp://HOST:5757"
     return [
         html.H2("Attach it to a vLLM"),
         html.P("Install kvscope beside vLLM, start vLLM with the probe, and read its stream:"),
-        html.Pre(commands),
+        command("KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL"),
+        command("monitor serve --events tcp://HOST:5757"),
         html.P("The probe changes nothing that vLLM computes. docs/probe.md has its cost.", className="note"),
     ]

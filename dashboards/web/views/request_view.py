@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -15,7 +16,7 @@ from kvscope.dashboards.web.markup import aria, request_link
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import in_words
+from kvscope.monitor.reason_words import WORDS, in_words
 from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, Wait
 from kvscope.monitor.text import counted, duration
 
@@ -150,10 +151,15 @@ def _request_conditions(detail: RequestDetail) -> list[Any]:
 def _condition(one: ConditionView) -> html.Tr:
     return html.Tr(
         [
-            html.Th(one.name, scope="row"),
+            html.Th(_condition_name(one.name), scope="row", title=one.name),
             html.Td("yes" if one.holds else "no"),
             html.Td(f"since {clock_text(one.since)}" if one.since else ""),
-            html.Td(one.reason),
+            html.Td(WORDS.get(one.reason, one.reason), title=one.reason),
         ],
         key=one.name,
     )
+
+
+def _condition_name(name: str) -> str:
+    """`Blocks freed` of BlocksFreed."""
+    return re.sub(r"(?<=[a-z])[A-Z]", lambda capital: f" {capital[0].lower()}", name)

@@ -19,6 +19,7 @@ from kvscope.dashboards.web.display_text import (
     number_text,
     pool_full_in,
     queue_reasons,
+    rate_note,
 )
 from kvscope.dashboards.web.links import rfc3339, wall_ns
 from kvscope.dashboards.web.markup import aria, key
@@ -103,7 +104,7 @@ def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> 
         ("Waiting", number_text(engine.waiting), queue_reasons(engine)),
         ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
         *([("Pool full in", full_in, band)] if full_in else []),
-        ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), ""),
+        ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), rate_note(engine)),
         ("Computed", number_text(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
         *(
             (f"{name}, p95", latency_text(latency), latency_note(latency))
