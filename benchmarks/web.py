@@ -32,8 +32,8 @@ from kvscope.dashboards.web.rendering import Pages
 from kvscope.monitor.events.event_log import count_events
 from kvscope.monitor.events.wire import Batch
 from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.rare_collections import collect_rarely
 from kvscope.monitor.service.http_api import create_app
-from kvscope.monitor.service.web_server import collect_rarely
 from tests.lab import Lab
 from tests.web.parts import chromium
 

@@ -29,6 +29,7 @@ ROOMS = (
     "kvscope.monitor.confidence_bounds",
     "kvscope.monitor.bounded_http",
     "kvscope.monitor.supervision",
+    "kvscope.monitor.rare_collections",
     "kvscope.monitor.kept_database",
     "kvscope.monitor.runbook_files",
     "kvscope.monitor.planning",

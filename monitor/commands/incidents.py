@@ -41,25 +41,7 @@ def add(commands: Commands) -> None:
         " with the probe (own)",
     )
     _add_vllm_flags(parser)
-    parser.add_argument(
-        "--healthy",
-        action="store_true",
-        help="draw only engines without a fault, and watch each for up to an hour or 50,000 steps",
-    )
-    parser.add_argument(
-        "--per-fault",
-        type=int,
-        default=0,
-        metavar="N",
-        help="instead of --runs: draw N runs of each fault in turn, and none without a fault",
-    )
-    parser.add_argument(
-        "--fault",
-        action="append",
-        default=[],
-        metavar="FAULT",
-        help="with --per-fault: only the runs with this fault; repeatable",
-    )
+    _add_draw_flags(parser)
     parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
@@ -92,6 +74,28 @@ def add(commands: Commands) -> None:
         "--code", action="append", default=[], metavar="CODE", help="with --scenarios: only this code's; repeatable"
     )
     parser.set_defaults(run=_run)
+
+
+def _add_draw_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--healthy",
+        action="store_true",
+        help="draw only engines without a fault, and watch each for up to an hour or 50,000 steps",
+    )
+    parser.add_argument(
+        "--per-fault",
+        type=int,
+        default=0,
+        metavar="N",
+        help="instead of --runs: draw N runs of each fault in turn, and none without a fault",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="with --per-fault: only the runs with this fault; repeatable",
+    )
 
 
 def _add_vllm_flags(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +154,7 @@ def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -
     from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
     from kvscope.monitor.incidents.trial_batch import run_trials
 
-    numbers = _numbers(parsed)
+    numbers = _run_numbers(parsed)
     trials = run_trials(
         numbers,
         parsed.seed,
@@ -179,7 +183,7 @@ def _drawn_from(parsed: argparse.Namespace) -> DrawnFrom:
     return "healthy" if parsed.healthy else "faults" if parsed.per_fault else "all"
 
 
-def _numbers(parsed: argparse.Namespace) -> Sequence[int]:
+def _run_numbers(parsed: argparse.Namespace) -> Sequence[int]:
     """Return the numbers of the runs to draw."""
     from kvscope.monitor.incidents.episode import faults_in_turn
 

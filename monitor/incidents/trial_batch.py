@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvscope.monitor.incidents.episode import DrawnFrom
-from kvscope.monitor.incidents.rare_collections import collect_rarely
 from kvscope.monitor.incidents.trial import Trial, run_trial
+from kvscope.monitor.rare_collections import LAB_THRESHOLDS, collect_rarely
 
 TRIALS_FILE: Final = "trials.jsonl"
 
@@ -83,7 +83,7 @@ def run_trials(
 
 def _begin_worker() -> None:
     logging.disable()
-    collect_rarely()
+    collect_rarely(LAB_THRESHOLDS)
 
 
 def _run_and_collect(*arguments: Any) -> Trial:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Final
 
 from fastapi import FastAPI
 
 from kvscope.monitor.bounded_server import bounded_server
 from kvscope.monitor.errors import BadTarget, CannotTell, ContractError
 from kvscope.monitor.query import Query
+from kvscope.monitor.rare_collections import collect_rarely
 from kvscope.monitor.service.allocators import use_few_allocators
 from kvscope.monitor.service.http_api import SERVICE_LIMITS, create_app
 from kvscope.monitor.service.reload import LoadedConfig, Reloader
 from kvscope.monitor.service.service import Service
 from kvscope.monitor.service.service_log import log_to_stderr
 
-COLLECT: Final = 50_000, 20, 10
-"""When the garbage collector examines young, older, and old objects. With its own thresholds it walks the columns of
-all blocks of every state in memory (a third of a second for a million) at each second query for a past time. Hardly
-anything here is in a cycle.
-"""
 Mount = Callable[[FastAPI, Query], None]
 """Puts the page on the app. The page knows only the query interface, which it gets here."""
 
@@ -117,13 +111,6 @@ def _app_of(service: Service, reloader: Reloader | None) -> FastAPI:
         token=service.config.token,
         host=service.config.host,
     )
-
-
-def collect_rarely() -> None:
-    """For the whole process: the garbage collector ignores the objects of now, and examines the rest more rarely."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -25,6 +25,7 @@ LEASE_BURST = "leak.lease-burst"
 SESSION_PINNED = "leak.session-pinned"
 EXTERNAL_PINS = "leak.external-pins"
 ENCODER_CACHE = "leak.encoder-cache"
+A_BLOCK, NEXT_BLOCK = b"digest of block 1", b"digest of block 2"
 
 
 def leaks(scene: Watched | Spoken) -> set[str]:
@@ -287,8 +288,8 @@ def host(faults: list[str], capacity: int = 4) -> Iterator[tuple[Spoken, Host]]:
 
 def test_pins_that_outlive_their_fetch() -> None:
     with host([EXTERNAL_PINS]) as (scene, tier):
-        tier.keep([b"a1", b"a2"])
-        tier.fetch([b"a1", b"a2"])
+        tier.keep([A_BLOCK, NEXT_BLOCK])
+        tier.fetch([A_BLOCK, NEXT_BLOCK])
         scene.wait(9)
         assert not scene.firing()
         assert [f.code for f in scene.watch.findings("pending")] == [EXTERNAL_PINS]
@@ -304,11 +305,11 @@ def test_pins_that_outlive_their_fetch() -> None:
 def test_pins_of_fetches_that_end_or_go_on_are_no_leak(still: bool) -> None:
     """A full tier that evicts nothing, and even a fetch that never ends, is not this."""
     with host([], capacity=2) as (scene, tier):
-        tier.keep([b"a1", b"a2"])
+        tier.keep([A_BLOCK, NEXT_BLOCK])
         for _ in range(3):
-            tier.fetch([b"a1", b"a2"])
+            tier.fetch([A_BLOCK, NEXT_BLOCK])
         if still:
-            tier.fetch([b"a1"], ends=False)
+            tier.fetch([A_BLOCK], ends=False)
         scene.wait(60)
         assert bool(scene.ledger.state.tiers[1].pins) == still
         assert not leaks(scene)
@@ -316,10 +317,10 @@ def test_pins_of_fetches_that_end_or_go_on_are_no_leak(still: bool) -> None:
 
 def test_one_leaked_pin_beside_a_fetch_that_goes_on() -> None:
     with host([EXTERNAL_PINS + ":limit=1"]) as (scene, tier):
-        tier.keep([b"a1", b"a2"])
-        tier.fetch([b"a1"])
+        tier.keep([A_BLOCK, NEXT_BLOCK])
+        tier.fetch([A_BLOCK])
         scene.wait(1)
-        tier.fetch([b"a1", b"a2"], ends=False)
+        tier.fetch([A_BLOCK, NEXT_BLOCK], ends=False)
         scene.wait(20)
         assert value(scene.firing(EXTERNAL_PINS)[0], "fetches_in_progress") == 1
 
@@ -327,8 +328,8 @@ def test_one_leaked_pin_beside_a_fetch_that_goes_on() -> None:
 def test_of_pins_from_before_a_loss_nothing_is_said() -> None:
     """Their unpinning may be among what was lost, and no audit tells."""
     with host([EXTERNAL_PINS]) as (scene, tier):
-        tier.keep([b"a1", b"a2"])
-        tier.fetch([b"a1", b"a2"])
+        tier.keep([A_BLOCK, NEXT_BLOCK])
+        tier.fetch([A_BLOCK, NEXT_BLOCK])
         scene.log.tick()
         scene.log.flush(-1, -1, (-1, -1, -1, -1))
         assert list(scene.packer.pack())  # lost

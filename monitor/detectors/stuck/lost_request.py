@@ -20,7 +20,7 @@ from kvscope.monitor.text import clock_time, counted, duration, listed
 
 POINTS_AROUND_NS = 250_000_000
 """A heartbeat and the events before it reach the ledger within so long of one another."""
-MOST_POINTS = 200
+MOST_LATEST_POINTS = 200
 """Points that are compared with the heartbeats: the latest."""
 
 
@@ -61,7 +61,7 @@ class LostRequest(Detector[Judgement]):
         beats = list(ledger.beats.queue_lengths)[-heartbeats:]
         if len(beats) < heartbeats or ledger.state.damaged or _in_one_step(ledger, beats[0][0]):
             return 0
-        latest = islice(reversed(ledger.points), MOST_POINTS)
+        latest = islice(reversed(ledger.points), MOST_LATEST_POINTS)
         points = [point for point in latest if point.at_ns >= beats[0][0] - POINTS_AROUND_NS]
         least = 1 << 30
         for at_ns, queued in beats:

@@ -19,7 +19,7 @@ from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.incidents.draws import BRIEF_WATCH, WatchRange
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
-from kvscope.monitor.incidents.rare_collections import collect_rarely
+from kvscope.monitor.rare_collections import LAB_THRESHOLDS, collect_rarely
 
 WARM_UP_FAULT: Final = "sending-never-reported"
 """A fault of every release whose engine has a connector."""
@@ -91,7 +91,7 @@ def _warm_up(release: str) -> None:
         run = VllmRun(draw, Path(directory), Path(directory) / "model")
         run.engine.submit("warm-up", [1], SamplingParams(max_tokens=1))
         run.engine.stop_recording()
-    collect_rarely()
+    collect_rarely(LAB_THRESHOLDS)
 
 
 def main() -> None:
