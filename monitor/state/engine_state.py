@@ -364,7 +364,7 @@ class EngineState:
             ("used", used, self.used),
         ):
             if theirs not in (-1, ours):
-                self.anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
+                self.anomaly("counts", -1, -1, f"the engine counts {theirs} {what} blocks, the ledger {ours}")
 
     def defer(
         self, number: int, name: str, holder: int, fence: int, lease_deadline_ns: int, blocks: Iterable[int]

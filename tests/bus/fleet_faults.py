@@ -128,8 +128,8 @@ def judge(lab: FleetLab, incidents: dict[str, int], done: Sequence[FleetFault]) 
     assert_each_once(stored)
     for engine, count in incidents.items():
         leaks = [each.transition for each in stored if each.transition.judgement.engine == engine]
-        told = [each.to for each in leaks if each.judgement.code == LEAK_CODE]
-        assert (told.count("firing"), told.count("resolved")) == (count, count), engine
+        reported = [each.to for each in leaks if each.judgement.code == LEAK_CODE]
+        assert (reported.count("firing"), reported.count("resolved")) == (count, count), engine
     moved = [fault.took_over_s for fault in done if fault.took_over_s]
     print(f"{len(done)} faults, {sum(incidents.values())} incidents, {len(stored)} transitions at the bus, each once")
     if moved:

@@ -272,8 +272,8 @@ def test_every_figure_of_a_page_is_of_the_position_that_it_states() -> None:
             view = VIEWS[moment % len(VIEWS)]
             page = await pages.page(PagePlace(view, ENGINE))
             if view == "blocks":
-                assert last_event(page)[:2] <= place_in(page.told["position"])
-            seen.append((page.told["position"], view, figures_of(page, view)))
+                assert last_event(page)[:2] <= place_in(page.notices["position"])
+            seen.append((page.notices["position"], view, figures_of(page, view)))
 
     asyncio.run(look())
     fold = TimedFold()
