@@ -72,9 +72,9 @@ def row(name: str, steps: list[list[Call]], repeats: int, everything: bool = Fal
     block_runs = [event for event in runs if Kind.ALLOCATED <= event.kind <= Kind.RECLAIMED]
     blocks = sum(len(event.ids) for event in block_runs)
     events = sum(count_events(batch.runs.cast("i").tolist()) for batch in batches) if everything else blocks
-    said = sorted(say(steps) / events for _ in range(repeats))
+    stated = sorted(say(steps) / events for _ in range(repeats))
     entered = sorted(enter(payloads) / events for _ in range(repeats))
-    figures = (said[0], statistics.median(said), entered[0], statistics.median(entered))
+    figures = (stated[0], statistics.median(stated), entered[0], statistics.median(entered))
     print(f"{name:30}{events:9}{blocks / len(block_runs):12.1f}" + "".join(f"{figure:10.0f}" for figure in figures))
 
 

@@ -157,8 +157,8 @@ def total_cpu_s(services: list[ServiceProcess]) -> float:
 
 def bytes_in(server: NatsServer) -> int:
     """Return the bytes of messages that clients have sent to a server so far, headers included."""
-    told: dict[str, Any] = httpx.get(f"{server.monitor}/varz", trust_env=False).json()
-    return int(told["in_bytes"])
+    reported: dict[str, Any] = httpx.get(f"{server.monitor}/varz", trust_env=False).json()
+    return int(reported["in_bytes"])
 
 
 def finding_bytes(server: NatsServer) -> int:

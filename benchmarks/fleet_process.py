@@ -26,7 +26,7 @@ from kvscope.monitor.bus.bus_messages import PointMessage, encode_message, findi
 from kvscope.monitor.bus.bus_subjects import subject_of
 from kvscope.monitor.fleet_schema import STRIP_BUCKETS
 from kvscope.monitor.pipeline import Pipeline
-from tests.finding_transitions import Troubles
+from tests.finding_transitions import AlertMessages
 from tests.lab import Lab
 
 TENANT = "default"
@@ -103,7 +103,7 @@ async def _replay(url: str, points: list[PointMessage], drawn: random.Random) ->
 
 
 async def _publish_finding(streams: JetStreamContext, engine: str) -> None:
-    (transition,) = Troubles().fire(time.time(), engine=engine)
+    (transition,) = AlertMessages().fire(time.time(), engine=engine)
     message = finding_message(transition, "replay")
     subject = subject_of(TENANT, "finding", engine, message.id)
     await publish_once(streams, subject, encode_message(message), message.id, alone=True)

@@ -137,7 +137,7 @@ def take_in(folder: Path, events: int, blocks: int, spent: Counter[str]) -> Take
     writer = Writer(directory, ended.append, lab.clock)
     taken = raw = 0
     began_ns = lab.clock.time_ns()
-    for number, batch in enumerate(said(lab)):
+    for number, batch in enumerate(stated(lab)):
         if number % 2000 == 0:
             print(f"\r{taken / events:4.0%} taken in", end="", file=sys.stderr, flush=True)
         payload = encode(batch)
@@ -197,7 +197,7 @@ def held_by_sql(folder: Path, at_ns: int) -> int:
         return sum(1 for _ in found.rows)
 
 
-def said(lab: Lab) -> Iterator[Batch]:
+def stated(lab: Lab) -> Iterator[Batch]:
     """Yield the engine's events, a batch a step, for ever: one episode, and that again."""
     start = [frame for frame in lab.frames if isinstance(frame, Batch)]
     yield from start

@@ -16,7 +16,7 @@ import httpx
 import websockets
 
 
-async def look(url: str, path: str, push: str, told: asyncio.Event) -> None:
+async def look(url: str, path: str, push: str, reported: asyncio.Event) -> None:
     """Be a viewer: answer where one is, and take what is pushed."""
     address = url.replace("http", "ws", 1) + "/_dash-ws-callback"
     async with websockets.connect(address, origin=websockets.Origin(url), max_size=None) as socket:
@@ -25,18 +25,18 @@ async def look(url: str, path: str, push: str, told: asyncio.Event) -> None:
             json.dumps({"type": "callback_request", "requestId": path, "rendererId": "", "payload": asks})
         )
         async for text in socket:
-            said = json.loads(text)
-            for one in said if isinstance(said, list) else [said]:
+            stated = json.loads(text)
+            for one in stated if isinstance(stated, list) else [stated]:
                 await _answer(socket, url + path, one)
-            told.set()
+            reported.set()
 
 
-async def _answer(socket: websockets.ClientConnection, address: str, said: dict[str, Any]) -> None:
-    if said["type"] == "get_props_request":
-        answer = {"type": "get_props_response", "requestId": said["requestId"], "payload": {"href": address}}
+async def _answer(socket: websockets.ClientConnection, address: str, stated: dict[str, Any]) -> None:
+    if stated["type"] == "get_props_request":
+        answer = {"type": "get_props_response", "requestId": stated["requestId"], "payload": {"href": address}}
         await socket.send(json.dumps(answer))
-    elif said["type"] != "set_props":
-        raise SystemExit(f"the page's push ended: {said}")
+    elif stated["type"] != "set_props":
+        raise SystemExit(f"the page's push ended: {stated}")
 
 
 async def main() -> None:
@@ -44,10 +44,10 @@ async def main() -> None:
     async with httpx.AsyncClient() as client:
         callbacks = (await client.get(f"{url}/_dash-dependencies")).json()
     push = next(callback["output"] for callback in callbacks if callback["persistent"])
-    told = [asyncio.Event() for _ in paths]
+    reported = [asyncio.Event() for _ in paths]
     async with asyncio.TaskGroup() as group:
-        viewers = [group.create_task(look(url, path, push, one)) for path, one in zip(paths, told, strict=True)]
-        await asyncio.gather(*(one.wait() for one in told))
+        viewers = [group.create_task(look(url, path, push, one)) for path, one in zip(paths, reported, strict=True)]
+        await asyncio.gather(*(one.wait() for one in reported))
         print("all are told", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         for viewer in viewers:

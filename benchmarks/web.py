@@ -217,10 +217,10 @@ def ingest(browser: Browser, url: str, lab: Lab, watch: Pipeline, viewers: int, 
                     events += sum(count_events(batch.runs.cast("i")) for batch in batches)
                     time.sleep(PAUSE_S)
             rates[name].append(events / took)
-    nobody = rates["nobody"]
+    unwatched = rates["nobody"]
     print(f"\n{'entered as fast as may be':34}{'events/s':>10}{'ratio':>8}{'from':>8}{'to':>6}")
     for name, seen in rates.items():
-        ratios = [some / alone for some, alone in zip(seen, nobody, strict=True)]
+        ratios = [some / alone for some, alone in zip(seen, unwatched, strict=True)]
         most, least = max(ratios), min(ratios)
         print(f"{name:34}{statistics.median(seen):10,.0f}{statistics.median(ratios):8.2f}{least:8.2f}{most:6.2f}")
 

@@ -9,4 +9,4 @@ OBJECTIVE_FIRST_TOKEN_S: Final = 2.0
 QUEUE_S: Final = 5.0
 MISSED_AFTER_S: Final = 15
 """An engine sends a heartbeat a second."""
-UNTOLD_AFTER_S: Final = 600
+UNDELIVERED_AFTER_S: Final = 600

@@ -95,7 +95,7 @@ def serve_engine(parsed: argparse.Namespace) -> int:
     changed = {name: value for name, value in settings.items() if value != getattr(DEFAULT_CONFIG, name)}
     named = {"served_model_name": config.served_model_name, "host": parsed.host, "port": port}
     logger.info("non-default args: %s", changed | named)
-    # Only now, since torch takes seconds to import: what is wrong with the command line is told at once.
+    # Only now, since torch takes seconds to import: errors in the command line are reported at once.
     from kvscope.engine.core.engine_core import EngineCore
     from kvscope.engine.core.event_stream import EventStream
     from kvscope.engine.models import load_model
@@ -107,7 +107,7 @@ def serve_engine(parsed: argparse.Namespace) -> int:
     with listener:
         core = EngineCore(config, load_model(config), stream, stall_s=parsed.stall_seconds)
         try:
-            _say_pool(core)
+            _log_pool_size(core)
             _Server(core, engine, address).run(sockets=[listener])
         finally:
             core.close()
@@ -185,7 +185,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ValueError(message) from error
 
 
-def _say_pool(core: EngineCore) -> None:
+def _log_pool_size(core: EngineCore) -> None:
     """Log the size of the pool, in vLLM's words."""
     # On models with a sliding window a block of tokens is a block in each KV group, or soon in one only.
     concurrency = core.pool.usable / core.manager.blocks_for(core.max_model_len)
@@ -226,7 +226,7 @@ def engine_parser() -> argparse.ArgumentParser:
         "bench",
         help="put a load on an engine",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Puts a load on an engine and reports what its clients see. Prompts are random tokens; answers"
+        description="Puts a load on an engine and reports what its clients see. Prompts are random tokens. Answers"
         " are\ngreedy and of full length. Exit codes: 0, 1 if a request failed, 2 usage.",
     )
     _load_flags(benching)
@@ -238,17 +238,18 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     """Add the settings of an engine, wherever it runs."""
     add = command.add_argument
     model = command.add_mutually_exclusive_group()
-    says = f"{TINY}, or a Hugging Face directory ({TINY})"
-    model.add_argument("model_tag", nargs="?", metavar="MODEL", help=says)
+    model_help = f"{TINY}, or a Hugging Face directory (default: {TINY})"
+    model.add_argument("model_tag", nargs="?", metavar="MODEL", help=model_help)
     model.add_argument("--model", default=DEFAULT_CONFIG.model, metavar="MODEL", help="the same, as a flag")
-    add("--device", default=DEFAULT_CONFIG.device, help=f"cpu, cuda or cuda:N ({DEFAULT_CONFIG.device})")
-    add("--dtype", default=DEFAULT_CONFIG.dtype, choices=DTYPES, help=f"of weights and KV ({DEFAULT_CONFIG.dtype})")
+    add("--device", default=DEFAULT_CONFIG.device, help=f"cpu, cuda or cuda:N (default: {DEFAULT_CONFIG.device})")
+    dtype = DEFAULT_CONFIG.dtype
+    add("--dtype", default=dtype, choices=DTYPES, help=f"type of weights and KV (default: {dtype})")
     add(
         "--block-size",
         type=int,
         default=DEFAULT_CONFIG.block_size,
         metavar="TOKENS",
-        help=f"({DEFAULT_CONFIG.block_size})",
+        help=f"tokens in a block (default: {DEFAULT_CONFIG.block_size})",
     )
     _pool_flags(command)
     _scheduling_flags(command)
@@ -262,7 +263,7 @@ def _pool_flags(command: argparse._ActionsContainer) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="blocks of the pool, the reserved one included",
+        help="blocks of the pool, including the reserved one",
     )
     add(
         "--kv-cache-memory-bytes",
@@ -270,44 +271,44 @@ def _pool_flags(command: argparse._ActionsContainer) -> None:
         type=parse_size,
         default=None,
         metavar="BYTES",
-        help="the pool's size, unless --num-gpu-blocks-override sets it (what the memory leaves; on the CPU without"
-        f" a budget {DEFAULT_KV_BYTES})",
+        help="size of the pool, unless --num-gpu-blocks-override sets it (default: the memory that is left, or"
+        f" {DEFAULT_KV_BYTES} on the CPU without a budget)",
     )
     add(
         "--gpu-memory-utilization",
         type=float,
         default=DEFAULT_CONFIG.gpu_memory_utilization,
         metavar="SHARE",
-        help="of the device's memory, or of --memory-budget, that the engine takes"
-        f" ({DEFAULT_CONFIG.gpu_memory_utilization})",
+        help="share of the device's memory, or of --memory-budget, that the engine uses"
+        f" (default: {DEFAULT_CONFIG.gpu_memory_utilization})",
     )
     add(
         "--memory-budget",
         type=parse_size,
         default=None,
         metavar="BYTES",
-        help="on the CPU: all of this process is to stay within (no plan is made)",
+        help="on the CPU: memory limit of the whole process (default: no limit)",
     )
     add(
         "--max-model-len",
         type=parse_size,
         default=None,
         metavar="TOKENS",
-        help="prompt and output at most (the model's own)",
+        help="maximum length of a prompt with its output (default: the model's)",
     )
     add(
         "--max-num-seqs",
         type=int,
         default=DEFAULT_CONFIG.max_num_seqs,
         metavar="N",
-        help=f"({DEFAULT_CONFIG.max_num_seqs})",
+        help=f"maximum number of requests in a step (default: {DEFAULT_CONFIG.max_num_seqs})",
     )
     add(
         "--max-num-batched-tokens",
         type=parse_size,
         default=DEFAULT_CONFIG.max_num_batched_tokens,
         metavar="N",
-        help=f"in one step ({DEFAULT_CONFIG.max_num_batched_tokens})",
+        help=f"maximum number of tokens in a step (default: {DEFAULT_CONFIG.max_num_batched_tokens})",
     )
 
 
@@ -318,15 +319,16 @@ def _scheduling_flags(command: argparse._ActionsContainer) -> None:
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
         default=DEFAULT_CONFIG.async_scheduling,
-        help="plan a step while the one before it runs (no)",
+        help="plan a step while the previous one runs (default: no)",
     )
     add(
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=DEFAULT_CONFIG.enforce_eager,
-        help="capture no CUDA graphs of decodes (on a GPU no; --no-enforce-eager on the CPU pads decodes as if it did)",
+        help="capture no CUDA graphs of decodes. On the CPU, --no-enforce-eager pads decodes as graphs would",
     )
-    add("--scheduling-policy", default=DEFAULT_CONFIG.scheduling_policy, choices=SCHEDULING_POLICIES, help="(fcfs)")
+    policy = DEFAULT_CONFIG.scheduling_policy
+    add("--scheduling-policy", default=policy, choices=SCHEDULING_POLICIES, help=f"(default: {policy})")
     add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
     add("--kv-connector", default="", choices=[name for name in KV_CONNECTORS if name], help="keep KV outside the pool")
     add(
@@ -334,29 +336,30 @@ def _scheduling_flags(command: argparse._ActionsContainer) -> None:
         type=float,
         default=None,
         metavar="S",
-        help="take a finished request's blocks back from the connector after this long (0: when it is done;"
-        " peer 30, host 0)",
+        help="reclaim a finished request's blocks from the connector after this long. 0 waits until it is done"
+        " (default: 30 for peer, 0 for host)",
     )
     add(
         "--kv-transfer-endpoint",
         default=DEFAULT_CONFIG.kv_transfer_endpoint,
         metavar="ENDPOINT",
-        help=f"where another engine may fetch KV, with --kv-connector peer ({DEFAULT_CONFIG.kv_transfer_endpoint})",
+        help="endpoint where another engine can fetch KV, with --kv-connector peer (default:"
+        f" {DEFAULT_CONFIG.kv_transfer_endpoint})",
     )
     add(
         "--fault",
         action="append",
         default=[],
         metavar="CODE[:key=value]…",
-        help=f"break one mechanism on purpose; may be repeated: {', '.join(PLACES)}",
+        help=f"break one mechanism on purpose (repeatable): {', '.join(PLACES)}",
     )
-    add("--seed", type=int, default=DEFAULT_CONFIG.seed, help=f"({DEFAULT_CONFIG.seed})")
+    add("--seed", type=int, default=DEFAULT_CONFIG.seed, help=f"(default: {DEFAULT_CONFIG.seed})")
     add(
         "--hash-key",
         dest="hash_key_text",
         default=os.environ.get("KVSCOPE_HASH_KEY", ""),
         metavar="KEY",
-        help="of the prefix hashes (KVSCOPE_HASH_KEY, else random)",
+        help="key of the prefix hashes (default: KVSCOPE_HASH_KEY, else random)",
     )
 
 
@@ -364,42 +367,42 @@ def _serving_flags(command: argparse.ArgumentParser) -> None:
     """Add the flags for the server's address and for its event stream."""
     environment = os.environ.get
     add = command.add_argument
-    add("--served-model-name", default="", metavar="NAME", help="what clients call it (the model's own name)")
-    add("--host", default="127.0.0.1", help="where to listen (127.0.0.1)")
-    add("--port", type=int, default=8000, help="(8000; 0 picks a free one)")
+    add("--served-model-name", default="", metavar="NAME", help="name of the model for clients (default: its own)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, help="0 picks a free port (default: 8000)")
     add(
         "--stall-seconds",
         type=_positive,
         default=30.0,
         metavar="S",
-        help="no progress for this long is a stall (30)",
+        help="seconds without progress that count as a stall (default: 30)",
     )
     add(
         "--events",
         default=environment("KVSCOPE_EVENTS", EVENTS_ENDPOINT),
         metavar="ENDPOINT",
-        help=f"where to publish events (KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}); a port of * picks a free one",
+        help=f"where to publish events. A port of * picks a free one (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT})",
     )
     add(
         "--replay",
         default=environment("KVSCOPE_REPLAY", ""),
         metavar="ENDPOINT",
-        help="where to answer for past events (KVSCOPE_REPLAY, else beside --events)",
+        help="where to answer requests for past events (default: KVSCOPE_REPLAY, else the port after --events)",
     )
     add(
         "--replay-mib",
         type=_positive,
         default=ENGINE_RING_BYTES / 2**20,
         metavar="N",
-        help=f"so many MiB of past events are kept in memory to answer for ({ENGINE_RING_BYTES >> 20})",
+        help=f"MiB of past events to keep in memory for readers (default: {ENGINE_RING_BYTES >> 20})",
     )
-    add("--journal", type=Path, default=None, metavar="DIR", help="keep the events there too")
-    add("--no-stream", action="store_true", help="say no events")
+    add("--journal", type=Path, default=None, metavar="DIR", help="also write the events to this directory")
+    add("--no-stream", action="store_true", help="publish no events")
     add(
         "--engine-id",
         default=environment("KVSCOPE_ENGINE_ID", ""),
         metavar="ID",
-        help="(KVSCOPE_ENGINE_ID, else NAME@HOST:PORT/0)",
+        help="the engine's id in the stream (default: KVSCOPE_ENGINE_ID, else NAME@HOST:PORT/0)",
     )
 
 
@@ -414,32 +417,35 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
         type=_positive,
         default=None,
         metavar="S",
-        help="the same for so many seconds of virtual time, which pass at once; steps last as a formula says",
+        help="an engine in this process for this many seconds of virtual time. A formula gives the duration of steps",
     )
     add = command.add_argument
-    add("--num-prompts", type=parse_size, default=defaults.num_prompts, metavar="N", help=f"({defaults.num_prompts})")
+    for flag, default in (
+        ("--num-prompts", defaults.num_prompts),
+        ("--input-len", defaults.input_len),
+        ("--output-len", defaults.output_len),
+    ):
+        add(flag, type=parse_size, default=default, metavar="N", help=f"(default: {default})")
     add(
         "--request-rate",
         type=float,
         default=defaults.request_rate,
         metavar="R",
-        help="arrivals a second, at random as a Poisson process has them (inf: all at once)",
+        help="requests per second of a Poisson process (default: inf, all at once)",
     )
     add(
         "--max-concurrency",
         type=parse_size,
         default=None,
         metavar="C",
-        help="requests at once at most; others wait, which is not part of their times (no limit)",
+        help="maximum number of concurrent requests. Latencies exclude the wait for a free place (default: no limit)",
     )
-    add("--input-len", type=parse_size, default=defaults.input_len, metavar="TOKENS", help=f"({defaults.input_len})")
-    add("--output-len", type=parse_size, default=defaults.output_len, metavar="TOKENS", help=f"({defaults.output_len})")
     add(
         "--prefix-len",
         type=parse_size,
         default=defaults.prefix_len,
         metavar="TOKENS",
-        help="that all prompts begin with, before --input-len of their own (0)",
+        help="length of a prefix that all prompts share, in front of --input-len (default: 0)",
     )
     add(
         "--timeout",
@@ -447,17 +453,17 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
         type=float,
         default=defaults.timeout_s,
         metavar="S",
-        help="a client that has not its whole answer by then closes its connection (inf)",
+        help="seconds after which a client without its complete answer disconnects (default: inf)",
     )
     add(
         "--disconnect",
         type=float,
         default=defaults.disconnect,
         metavar="SHARE",
-        help="of the clients, that close their connections in the midst of an answer (0)",
+        help="share of clients that disconnect during their answer (default: 0)",
     )
-    add("--journal", type=Path, default=None, metavar="DIR", help="with --simulate: keep the events there")
-    add("--format", choices=("table", "json"), default="table", help="(table)")
+    add("--journal", type=Path, default=None, metavar="DIR", help="with --simulate: write the events to this directory")
+    add("--format", choices=("table", "json"), default="table", help="(default: table)")
 
 
 def parse_size(text: str) -> int:
@@ -466,7 +472,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        message = f"{text!r} is no size: give a number such as 65536, 64K (of 1024) or 64k (of 1000)"
+        message = f"{text!r} is not a size: give a number such as 65536, 64K (of 1024) or 64k (of 1000)"
         raise argparse.ArgumentTypeError(message)
     value = Decimal(match[1]) * SIZES.get(match[2], 1)
     if (match[2].isupper() and "." in match[1]) or value != int(value):

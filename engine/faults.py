@@ -5,11 +5,11 @@ a fault is on, the engine's description, its log and every page of the monitor s
 
     key    meaning                                                             default
     -----  ------------------------------------------------------------------  -----------------
-    every  strike at each N-th chance                                          1
-    after  let so many chances pass first                                      0
-    limit  strike at most so often                                             no limit
+    every  trigger at each N-th chance                                         1
+    after  skip the first N chances                                            0
+    limit  trigger at most N times                                              no limit
 
-A chance is one time that the code comes by the place, or one request for faults of requests.
+A chance is one execution of the place, or one request for faults of requests.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from dataclasses import dataclass, field
 from typing import Final
 
 PLACES: Final = {
-    "leak.deferred-free-stalled": "KVCacheManager.reclaim: the end of the step that a free is fenced behind is missed",
-    "leak.external-pins": "HostConnector.loaded: what was pinned for a fetch is not unpinned",
+    "leak.deferred-free-stalled": "KVCacheManager.reclaim: the end of the step that fences a free is missed",
+    "leak.external-pins": "HostConnector.loaded: blocks pinned for a fetch are not unpinned",
     "leak.finished-held": "Scheduler.take_completions: a connector's completion is not delivered",
-    "leak.idle-not-polled": "Scheduler.take_completions: with no request to run, the connector is not asked",
+    "leak.idle-not-polled": "Scheduler.take_completions: with no request to run, the connector is not polled",
     "leak.lease-burst": "Scheduler.take_completions: a completion is not delivered, and a lease has to end it",
-    "leak.rising-floor": "KVCacheManager.free: the last block of a finished request is not given back",
-    "leak.remote-load-lost": "Scheduler.take_loads: the end of a fetch whose request was aborted is not taken in",
+    "leak.rising-floor": "KVCacheManager.free: the last block of a finished request is not freed",
+    "leak.remote-load-lost": "Scheduler.take_loads: the end of a fetch whose request was aborted is ignored",
     "leak.unaccounted": "KVCacheManager.free: the free of an aborted request is skipped",
-    "stuck.never-fits": "EngineCore.check: a prompt that needs more blocks than the pool has is taken in",
-    "stuck.self-preempt": "Scheduler: who fills the whole pool is not ended, and is let in again for a first chunk",
-    "stuck.head-of-line": "Scheduler._room_for: a request is let in only if its whole max_tokens have room too",
-    "stuck.engine-stalled": "EngineCore: a step does not come back from the model",
+    "stuck.never-fits": "EngineCore.check: a prompt that needs more blocks than the pool has is accepted",
+    "stuck.self-preempt": "Scheduler: a request that fills the pool is not ended, and is admitted again",
+    "stuck.head-of-line": "Scheduler._room_for: a request is admitted only if its whole max_tokens have room too",
+    "stuck.engine-stalled": "EngineCore: a step never returns from the model",
     "stuck.front-end": "EngineCore.submit: a request is not handed to the scheduler",
-    "stuck.grammar": "EngineCore._take_grammars: what came of a grammar, be it that it failed, is not taken in",
+    "stuck.grammar": "EngineCore._take_grammars: the result of a grammar compilation, or its failure, is ignored",
     "stuck.lost-wakeup": "EngineCore: the connector's call that a fetch has ended does not wake the engine",
-    "stuck.parked-loads": "Scheduler._unblock: requests that wait with fetched blocks keep them",
+    "stuck.parked-loads": "Scheduler._unblock: waiting requests keep their fetched blocks",
     "stuck.promotion-starved": "Scheduler._promote: a request that is ready is not put back in the queue",
-    "stuck.remote-load": "Scheduler.take_loads: the end of a fetch is not taken in",
+    "stuck.remote-load": "Scheduler.take_loads: the end of a fetch is ignored",
     "stuck.zero-token": "Scheduler: a running request's share of each step is floored to 0 tokens once it decodes",
     "thrash.preemption": "KVCacheManager.allocate: a prompt is admitted though only its first chunk has room",
-    "thrash.cascade": "Scheduler._schedule_running: blocks on their way back are not waited for, so more are preempted",
-    "thrash.after-retract": "Scheduler.schedule: how many may run, lowered by a preemption, is not raised again",
-    "collapse.lockstep": "Scheduler.schedule: decodes have no part in a step while there are prompts to compute",
+    "thrash.cascade": "Scheduler._schedule_running: blocks about to be freed do not count, so more are preempted",
+    "thrash.after-retract": "Scheduler.schedule: the limit that a preemption lowered is not raised again",
+    "collapse.lockstep": "Scheduler.schedule: decodes get no tokens of a step while there are prompts to compute",
     "collapse.cache-flushed": "BlockPool.release: the prefix of a request goes to the front of the free queue",
-    "collapse.preempt-all": "Scheduler: where one request would be preempted, all are",
+    "collapse.preempt-all": "Scheduler: when one request would be preempted, all are",
     "collapse.prefix-hits": "KVCacheManager.find_prefix: a lookup misses what is stored",
     "sizing.kv-too-small": "make_plan: the pool takes a sixth of what is left for KV, unless its blocks are given",
-    "sizing.kv-too-large": "make_plan: the pool is sized as if no graphs came after it, and takes the headroom too",
-    "sizing.overreserved": "make_plan: the graphs' estimate adds up all sizes as if they shared no memory",
-    "sizing.bad-suggestion": "Plan._besides_kv: what is advised subtracts the graphs as estimated and as captured",
-    "sizing.elsewhere": "ModelRunner: the logits of a step are kept when they are done with",
+    "sizing.kv-too-large": "make_plan: the pool is sized without room for graphs, and uses the headroom as well",
+    "sizing.overreserved": "make_plan: the estimate for graphs adds up all sizes as if they shared no memory",
+    "sizing.bad-suggestion": "Plan._besides_kv: the suggested size subtracts graphs twice, estimated and captured",
+    "sizing.elsewhere": "ModelRunner: the logits of a step are never freed",
     "corrupt.counter-drift": "BlockPool.release: cached blocks that become idle are not counted",
-    "corrupt.double-free": "KVCacheManager.free: a finished request's blocks are given back twice",
-    "corrupt.use-after-free": "KVCacheManager.free: a free that is fenced behind a step in flight is made at once",
+    "corrupt.double-free": "KVCacheManager.free: a finished request's blocks are freed twice",
+    "corrupt.use-after-free": "KVCacheManager.free: blocks that a step in flight still uses are freed at once",
 }
 
 
-MOST_STRUCK: Final = 10_000
+MAX_TRIGGERED: Final = 10_000
 
 
 @dataclass
@@ -68,9 +68,9 @@ class Fault:
     after: int = 0
     limit: int = 0
     chances: int = 0
-    struck: list[str] = field(default_factory=list)
+    affected: list[str] = field(default_factory=list)
     """Ids of the requests on which it triggered, the first MOST_STRUCK of them."""
-    strikes: int = 0
+    triggers: int = 0
     decided: dict[str, bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -84,27 +84,27 @@ class Faults:
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self.on = {fault.code: fault for fault in faults}
 
-    def strikes(self, code: str, request: str) -> bool:
+    def triggers(self, code: str, request: str) -> bool:
         """Whether the fault `code` breaks its place now, for this request."""
         fault = self.on.get(code)
         if fault is None:
             return False
         fault.chances += 1
         due = fault.chances > fault.after and (fault.chances - fault.after - 1) % fault.every == 0
-        if not due or (fault.limit and fault.strikes >= fault.limit):
+        if not due or (fault.limit and fault.triggers >= fault.limit):
             return False
-        fault.strikes += 1
-        if len(fault.struck) < MOST_STRUCK:
-            fault.struck.append(request)
+        fault.triggers += 1
+        if len(fault.affected) < MAX_TRIGGERED:
+            fault.affected.append(request)
         return True
 
-    def strikes_request(self, code: str, request: str) -> bool:
+    def triggers_on_request(self, code: str, request: str) -> bool:
         """Return the same for faults that stay with a request: decided at its first chance, and so from then on."""
         fault = self.on.get(code)
         if fault is None:
             return False
         if request not in fault.decided:
-            fault.decided[request] = self.strikes(code, request)
+            fault.decided[request] = self.triggers(code, request)
         return fault.decided[request]
 
     @classmethod

@@ -94,7 +94,7 @@ def rms_norm_kernel(  # type: ignore[no-untyped-def]
     values = tl.load(hidden_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if ADDED:
         values += tl.load(delta_ptr + (token * delta_stride)[:, None] + in_token, mask=mask, other=0.0).to(tl.float32)
-        # The norm is of the sum as it is kept.
+        # The norm is of the sum in the type that is stored.
         total = values.to(hidden_ptr.dtype.element_ty)
         tl.store(hidden_ptr + at, total, mask=mask)
         values = total.to(tl.float32)

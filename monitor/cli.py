@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvscope.monitor.commands.shared_flags import Commands
 
 COMMANDS: Final = {
-    "doctor": ("doctor", "diagnose engines and say what to do"),
+    "doctor": ("doctor", "diagnose engines and recommend what to do"),
     "explain": ("explain", "explain a request, a block, an event, a usage drop or device memory"),
     "plan": ("plan", "compute the KV pool's size, its concurrency and the settings for it"),
     "record": ("record", "record an event stream"),
@@ -29,14 +29,14 @@ COMMANDS: Final = {
     "replay": ("replay", "publish a recording as a live stream"),
     "sql": ("sql", "query the history with SQL"),
     "top": ("top", "watch engines, requests and findings in a terminal"),
-    "probe": ("probe_check", "the probe that makes vLLM publish events"),
+    "probe": ("probe_check", "check the probe that makes vLLM publish events"),
     "incidents": ("incidents", "measure how often findings are right on random engines and loads"),
     "serve": ("serve", "run the service: web app, API, /metrics and alerts"),
     "agent": ("agent", "run the service without its web app, near the engines"),
-    "hub": ("hub", "the page and the API over the engines of all agents"),
+    "hub": ("hub", "run the web app and the API over the engines of all agents"),
     "config": ("config_check", "check the configuration file of `monitor serve` and `monitor agent`"),
     "alerts": ("alerts", "list, test and silence the alerts of a running service"),
-    "bus": ("bus", "the streams that agents publish to in NATS JetStream"),
+    "bus": ("bus", "set up and inspect the NATS JetStream streams of agents"),
     "plugins": ("plugins_list", "list the loaded plug-ins"),
     "runbook": ("runbook", "print the runbook of a finding code"),
 }

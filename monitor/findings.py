@@ -280,11 +280,11 @@ class Findings:
         now_ns: int,
         judgements: Iterable[Judgement],
         epoch_ns: int = 0,
-        heard_ns: int | None = None,
+        last_received_ns: int | None = None,
     ) -> list[Transition]:
         """Fold in all judgements of one engine at `now_ns` (wall). Return the changes. A finding from before
-        `epoch_ns`, when the engine started, ends with the process that it is about. `heard_ns`: when the engine last
-        sent something (None: now). While it is silent nothing shows that a problem is over.
+        `epoch_ns`, when the engine started, ends with the process that it is about. `last_received_ns`: when the engine
+        last sent something (None: now). While it is silent nothing shows that a problem is over.
         """
         self._take_back(engine, now_ns)
         transitions = []
@@ -305,11 +305,11 @@ class Findings:
                 continue
             settles = finding.state == "firing" and not 0 < finding.last_seen_ns <= epoch_ns
             after_ns = SETTLES_NS.get(key[1], RESOLVE_AFTER_NS) if settles else RESOLVE_AFTER_NS
-            observer = heard_ns is None or key[1].startswith(OUTLASTS_EPOCH)
-            until_ns = now_ns if observer else min(now_ns, heard_ns or 0)
+            observer = last_received_ns is None or key[1].startswith(OUTLASTS_EPOCH)
+            until_ns = now_ns if observer else min(now_ns, last_received_ns or 0)
             if key[0] == engine and until_ns - finding.last_seen_ns >= after_ns:
                 transitions += self._end(key, finding, now_ns)
-        return transitions + self._told_apart(engine, now_ns)
+        return transitions + self._separate_epochs(engine, now_ns)
 
     def _end(self, key: Place, finding: Finding, now_ns: int) -> list[Transition]:
         del self._open[key]
@@ -325,7 +325,7 @@ class Findings:
         for finding in self._open.values():
             finding.is_past = True
 
-    def _told_apart(self, engine: str, now_ns: int) -> list[Transition]:
+    def _separate_epochs(self, engine: str, now_ns: int) -> list[Transition]:
         """Causes of what is beyond its grace fire, and their effects do not."""
         ripe = [
             finding

@@ -88,7 +88,7 @@ class Pipeline(QueryHandlers):
             self.take_ended()
             for engine in set(self.fleet.engines) - before:
                 ledger = self.fleet.engines[engine]
-                ledger.count_anew()
+                ledger.recount()
                 ledger.points = deque(points, ledger.points.maxlen) or ledger.points
 
     def settle(self) -> None:
@@ -168,8 +168,10 @@ class Pipeline(QueryHandlers):
         self._contain("what a text shows", "detector", ledger, _extend_by_text, judgements, ledger, self.settings)
         judgements += PLUGINS.judge(ledger, siblings, self.settings)
         judgements = graded(ledger, judgements, severities())
-        heard_ns = ledger.now_ns if ledger.state.stopped_ns else ledger.heard_ns
-        self._transitions += self.lifecycle.update(ledger.engine, ledger.now_ns, judgements, ledger.epoch, heard_ns)
+        last_received_ns = ledger.now_ns if ledger.state.stopped_ns else ledger.last_received_ns
+        self._transitions += self.lifecycle.update(
+            ledger.engine, ledger.now_ns, judgements, ledger.epoch, last_received_ns
+        )
         del self._transitions[:-MAX_TRANSITIONS]
 
     def _contain(

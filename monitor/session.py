@@ -73,7 +73,7 @@ class Session:
     out where the target has one engine.
 
     Methods raise NotKnown for what is not there or not kept, BadQuestion for what makes no sense, and BadTime for a
-    text that is no time.
+    text that is not a time.
     """
 
     def __init__(self, observation: Observation, at: str = "") -> None:
@@ -202,7 +202,7 @@ class Session:
         Raises CannotTell where pyarrow is not installed, and ValueError for another name.
         """
         if table not in ROWS:
-            raise ValueError(f"{table!r} is no table; there are: {', '.join(ROWS)}")
+            raise ValueError(f"{table!r} is not a table; there are: {', '.join(ROWS)}")
         kind = ROWS[table]
         if table == "engines":
             return arrow_table(self.engines(), kind)

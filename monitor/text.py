@@ -31,7 +31,7 @@ def timestamp(wall_ns: int) -> str | None:
 def moment(text: str, near_ns: int) -> int:
     """Return a time as wall ns: by RFC 3339, or the last `14:02:11` (or `14:02:11.5`, UTC) until `near_ns`.
 
-    Raises ValueError for what is no time.
+    Raises ValueError for what is not a time.
     """
     try:
         if not re.fullmatch(r"\d{1,2}:\d\d(:\d\d([.,]\d+)?)?", text):
@@ -43,7 +43,7 @@ def moment(text: str, near_ns: int) -> int:
         at = midnight.replace(hour=int(hours), minute=int(minutes)) + timedelta(seconds=float(seconds))
         return round((at if at <= near else at - timedelta(days=1)).timestamp() * 1e6) * 1000
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no time: give 14:02:11 (UTC) or 2026-01-31T14:02:11Z") from None
+        raise ValueError(f"{text!r} is not a time: give 14:02:11 (UTC) or 2026-01-31T14:02:11Z") from None
 
 
 def duration(seconds: float) -> str:

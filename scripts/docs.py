@@ -47,22 +47,22 @@ ROOT = Path(__file__).parent.parent
 DECISION_INTERVALS_S = (1, 5, 15, 30, 60)
 
 ENVIRONMENT = {
-    "KVSCOPE_EVENTS": "where the engine binds its event stream, and what the monitor reads (several: comma-separated)",
+    "KVSCOPE_EVENTS": "where the engine binds its event stream, and which streams the monitor reads (comma-separated)",
     "KVSCOPE_REPLAY": "where the engine binds its replay socket (default: beside the stream)",
     "KVSCOPE_ENGINE_ID": "the engine's id in the stream (default: NAME@HOST:PORT/0)",
-    "KVSCOPE_HASH_KEY": "key of the prefix hashes in the stream (default: random for each life of an engine)",
+    "KVSCOPE_HASH_KEY": "key of the prefix hashes in the stream (default: random for each epoch of an engine)",
     "KVSCOPE_STACKS": "0: do not read the stack of the engine's thread when a step is late (default: read it)",
     "KVSCOPE_VALIDATE": "1: check every invariant of the ledger after every batch, and raise; for tests (default: off)",
     "KVSCOPE_URL": "the service that `monitor doctor` and `monitor explain` ask when no target is given",
-    "KVSCOPE_TOKEN": "the service's token: asked for by `monitor serve`, sent by the other commands",
-    "KVSCOPE_DATA": "where `monitor serve` keeps alerts and what it hears, and where `monitor sql` looks for it",
-    "KVSCOPE_NODE": "an agent's node: `own_node` of a Kubernetes discovery reads its pods, the fleet view shows it",
+    "KVSCOPE_TOKEN": "the service's token: `monitor serve` requires it, and the other commands send it",
+    "KVSCOPE_DATA": "the directory with the history and the alerts of `monitor serve`, which `monitor sql` reads",
+    "KVSCOPE_NODE": "an agent's node: Kubernetes discovery with `own_node` reads its pods, and the fleet view shows it",
     "KVSCOPE_ALERTS": "receivers of alerts, as --alert takes them, separated by spaces",
     "KVSCOPE_LAB_VLLM": "the Python that has vLLM, for `monitor incidents --engine vllm`",
     "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",
     "KVSCOPE_REMOTE_WRITE_TOKEN": "the bearer token that `monitor serve --remote-write` sends",
-    "KVSCOPE_ZONE": "where an agent's engines are, for the view of a fleet",
-    "KVSCOPE_WEBHOOK_SECRET": "what `monitor serve` signs alerts to webhooks with (whsec_…)",
+    "KVSCOPE_ZONE": "zone of an agent's engines, for the fleet view",
+    "KVSCOPE_WEBHOOK_SECRET": "the secret that signs alerts to webhooks (whsec_…)",
 }
 
 ABOUT_METRICS = """\
@@ -149,9 +149,9 @@ def _sample_needs() -> Iterator[str]:
 
 def _kinds() -> Iterator[str]:
     yield from _table(
-        ("kind", "name", "request", "args", "ids", "what it says"),
+        ("kind", "name", "request", "args", "ids", "meaning"),
         (
-            (int(kind), kind.name, "yes" if f.request_event_text else "", ", ".join(f.args), f.ids, f.says)
+            (int(kind), kind.name, "yes" if f.request_event_text else "", ", ".join(f.args), f.ids, f.meaning)
             for kind, f in kinds.SCHEMA.items()
         ),
     )
@@ -174,8 +174,8 @@ def _enums() -> Iterator[str]:
         kinds.Stage,
     )
     for enum in named:
-        says = (enum.__doc__ or "").splitlines()[0]
-        yield f"- **{enum.__name__}** ({says}): " + ", ".join(f"{int(m)} {m.name}" for m in enum) + "."
+        shown = (enum.__doc__ or "").splitlines()[0]
+        yield f"- **{enum.__name__}** ({shown}): " + ", ".join(f"{int(m)} {m.name}" for m in enum) + "."
 
 
 def _limits() -> Iterator[str]:
@@ -184,7 +184,7 @@ def _limits() -> Iterator[str]:
     for part in source.split("# ------")[1:]:
         title = part.partition("\n")[0].strip("- ")
         found = re.findall(r'^([A-Z_]+): Final = .*\n"""([^"]+)"""$', part, re.MULTILINE)
-        rows = ((f"`{name}`", f"{getattr(limits, name):,}", " ".join(says.split())) for name, says in found)
+        rows = ((f"`{name}`", f"{getattr(limits, name):,}", " ".join(shown.split())) for name, shown in found)
         yield from ("", f"## {title[0].upper()}{title[1:]}", "", *_table(("limit", "value", "what it bounds"), rows))
 
 
@@ -196,8 +196,8 @@ def _settings() -> Iterator[str]:
     """Yield the keys of a configuration file."""
     yield "## Configuration file"
     yield ""
-    yield "Keys of the TOML file that `--config` names ([scale out](scale-out.md#configuration-file)). A flag counts"
-    yield "before a variable, and a variable before the file. A reload (SIGHUP) changes the keys marked *yes*."
+    yield "Keys of the TOML file that `--config` names ([scale out](scale-out.md#configuration-file)). A flag takes"
+    yield "precedence over a variable, and a variable over the file. A reload (SIGHUP) changes the keys marked *yes*."
     yield ""
     rows = (
         (
@@ -231,9 +231,9 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "## Environment"
     yield ""
-    yield "Each is also a flag, and the flag counts."
+    yield "Each is also a flag, and the flag takes precedence."
     yield ""
-    yield from _table(("variable", "what it sets"), ((f"`{name}`", says) for name, says in ENVIRONMENT.items()))
+    yield from _table(("variable", "what it sets"), ((f"`{name}`", shown) for name, shown in ENVIRONMENT.items()))
     yield ""
     yield from _settings()
     yield "## Findings"
@@ -249,7 +249,7 @@ def _reference() -> Iterator[str]:
     yield ""
     yield "`alternatives` lists the other explanations, each with what excludes it. *confirmed* has none that remains."
     yield ""
-    yield "## Graces and thresholds"
+    yield "## Pending periods and thresholds"
     yield ""
     yield "`--set CODE.NAME=VALUE` changes one, wherever a detector runs: `monitor doctor`, `explain` and `serve`."
     yield ""

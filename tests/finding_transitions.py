@@ -21,12 +21,12 @@ def leak() -> list[Transition]:
     return scene.watch.take_transitions()
 
 
-def graver(told: list[Transition]) -> list[Transition]:
+def graver(reported: list[Transition]) -> list[Transition]:
     """Those that alerts are about."""
-    return [t for t in told if severity_at_least(t.finding.severity, "warning")]
+    return [t for t in reported if severity_at_least(t.finding.severity, "warning")]
 
 
-class Troubles:
+class AlertMessages:
     """Judgements made to order, each folded by the real Findings."""
 
     def __init__(self) -> None:

@@ -131,8 +131,8 @@ def test_a_remote_query_gives_the_past_that_the_watch_gives(leaking: Watched) ->
                 assert remote.explain(ENGINE, until=moment) == watch.explain(ENGINE, until=moment)
                 assert remote.findings(engine=ENGINE, until=moment) == watch.findings(engine=ENGINE, until=moment)
                 for view in watch.requests(ENGINE, moment)[:3]:
-                    told = remote.request(ENGINE, view.id, moment)
-                    assert told == watch.request(ENGINE, view.id, moment)
+                    reported = remote.request(ENGINE, view.id, moment)
+                    assert reported == watch.request(ENGINE, view.id, moment)
             assert remote.events(ENGINE, since=at, limit=9) == watch.events(ENGINE, since=at, limit=9)
             assert remote.events(ENGINE, around=position, limit=9) == watch.events(ENGINE, around=position, limit=9)
             about = {"kinds": ["allocated", "released"], "request": "r-1", "block": 3}
@@ -145,9 +145,9 @@ def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: http
     with served(leaking.watch) as url:
         remote = ServiceClient(url)
         try:
-            with pytest.raises(BadTime, match="'noon' is no time"):
+            with pytest.raises(BadTime, match="'noon' is not a time"):
                 remote.block_map(ENGINE, "noon")
-            with pytest.raises(BadQuestion, match="is no kind of event"):
+            with pytest.raises(BadQuestion, match="is not a kind of event"):
                 remote.events(ENGINE, kinds=["x"])
             with pytest.raises(NotKnown, match="is not kept"):
                 remote.requests(ENGINE, "2001-01-01T00:00:00Z")

@@ -92,8 +92,8 @@ def test_a_leak_explains_what_its_blocks_would_end() -> None:
 
 def test_a_leak_that_starves_the_queue_is_one_finding_with_two_effects() -> None:
     findings = Findings()
-    told = findings.update(ENGINE, 9 * S, [head(), judged(THRASH, requests=("a", "b")), leak()])
-    assert [(t.finding.judgement.code, t.to) for t in told] == [(LEAK, "firing")]
+    reported = findings.update(ENGINE, 9 * S, [head(), judged(THRASH, requests=("a", "b")), leak()])
+    assert [(t.finding.judgement.code, t.to) for t in reported] == [(LEAK, "firing")]
     (report,) = [finding.report() for finding in findings.firing()]
     assert {e.code: e.requests for e in report.effects} == {HEAD: ["head"], THRASH: ["a", "b"]}
     assert [e.since for e in report.effects] == ["1970-01-01T00:00:02.000Z"] * 2
@@ -105,8 +105,8 @@ def test_a_leak_that_starves_the_queue_is_one_finding_with_two_effects() -> None
     # Another head is the same effect; all of it ends, and what the cause had brought about stays with it.
     findings.update(ENGINE, 10 * S, [head(), head(name="next"), leak()])
     assert findings.firing()[0].effects[HEAD].requests == ["head", "next"]
-    told = findings.update(ENGINE, 10 * S + RESOLVE_AFTER_NS, [])
-    assert [(t.finding.judgement.code, t.to) for t in told] == [(LEAK, "resolved")]
+    reported = findings.update(ENGINE, 10 * S + RESOLVE_AFTER_NS, [])
+    assert [(t.finding.judgement.code, t.to) for t in reported] == [(LEAK, "resolved")]
     (over,) = findings.resolved()
     assert sorted(over.effects) == [HEAD, THRASH]
     assert not findings.suppressed()
@@ -116,18 +116,18 @@ def test_who_was_told_of_an_effect_hears_that_it_is_over_when_its_cause_is_known
     findings = Findings()
     pending = judged(LEAK, since_s=1, pending=True, blocks=tuple(range(40)))
     assert [t.to for t in findings.update(ENGINE, 5 * S, [head(), pending])] == ["firing"]
-    told = findings.update(ENGINE, 6 * S, [head(), leak()])
-    assert sorted((t.finding.judgement.code, t.to) for t in told) == [(LEAK, "firing"), (HEAD, "resolved")]
+    reported = findings.update(ENGINE, 6 * S, [head(), leak()])
+    assert sorted((t.finding.judgement.code, t.to) for t in reported) == [(LEAK, "firing"), (HEAD, "resolved")]
     assert findings.update(ENGINE, 7 * S, [head(), leak()]) == []
 
 
 def test_an_effect_that_outlives_its_cause_fires() -> None:
     findings = Findings()
     findings.update(ENGINE, 5 * S, [head(), leak()])
-    told = []
+    reported = []
     for at in range(6, 50):
-        told += findings.update(ENGINE, at * S, [head()])
-    ends, fires = told
+        reported += findings.update(ENGINE, at * S, [head()])
+    ends, fires = reported
     assert (ends.finding.judgement.code, ends.to) == (LEAK, "resolved")
     assert (fires.finding.judgement.code, fires.to) == (HEAD, "firing")
     last_explained = ends.at_ns - S  # it could be the cause until it was resolved

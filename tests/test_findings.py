@@ -44,22 +44,22 @@ def test_what_never_fired_is_forgotten_without_a_word() -> None:
 
 def test_a_judgement_that_flickers_does_not_fire_twice() -> None:
     findings = Findings()
-    told = []
+    reported = []
     for half_seconds in range(60):
         flickers = [] if half_seconds % 5 == 4 else [judged(pending=half_seconds % 7 == 3)]
-        told += findings.update(ENGINE, half_seconds * S // 2, flickers)
-    assert [t.to for t in told] == ["firing"]
+        reported += findings.update(ENGINE, half_seconds * S // 2, flickers)
+    assert [t.to for t in reported] == ["firing"]
     (finding,) = findings.firing()
     assert finding.fired_ns == 0
 
 
 @pytest.mark.parametrize(("code", "settles"), SETTLES_NS.items())
 def test_what_hovers_about_its_threshold_is_one_finding(code: str, settles: int) -> None:
-    findings, told = Findings(), []
+    findings, reported = Findings(), []
     for at in range(0, 4 * settles, settles // 2):
-        told += findings.update(ENGINE, at, [judged(code)])
-        told += findings.update(ENGINE, at + settles // 4, [])
-    assert [t.to for t in told] == ["firing"]
+        reported += findings.update(ENGINE, at, [judged(code)])
+        reported += findings.update(ENGINE, at + settles // 4, [])
+    assert [t.to for t in reported] == ["firing"]
     (last,) = findings.update(ENGINE, 5 * settles, [])
     assert last.to == "resolved"
     assert last.finding.resolved_ns == at
@@ -79,13 +79,15 @@ def test_the_same_trouble_again_is_another_finding() -> None:
 
 def test_one_trouble_that_grows_is_one_finding() -> None:
     findings = Findings()
-    told = []
+    reported = []
     for n in range(1, 10):
         evidence = (Evidence("blocks_held", n),)
-        told += findings.update(ENGINE, n * S, [judged(requests=tuple(f"r-{i}" for i in range(n)), evidence=evidence)])
-    assert len(told) == 1
+        reported += findings.update(
+            ENGINE, n * S, [judged(requests=tuple(f"r-{i}" for i in range(n)), evidence=evidence)]
+        )
+    assert len(reported) == 1
     (finding,) = findings.firing()
-    assert finding.id == told[0].finding.id
+    assert finding.id == reported[0].finding.id
     report = finding.report()
     assert len(report.culprits.requests) == report.evidence[0].value == 9
 

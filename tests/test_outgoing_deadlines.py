@@ -13,7 +13,7 @@ import pytest
 
 from kvscope.monitor.alerting import alerts_client, delivery
 from kvscope.monitor.alerting.alerts_client import AlertsClient
-from kvscope.monitor.alerting.message import Message, trouble_of
+from kvscope.monitor.alerting.message import Message, alerted_finding
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.bounded_http import bounded_client
 from kvscope.monitor.client import ServiceClient
@@ -80,7 +80,7 @@ def test_a_header_that_trickles_is_left_at_the_deadline(who: str, monkeypatch: p
 def test_a_delivery_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "SEND_TIMEOUT_S", DEADLINE_S)
     finding = leak()[0].finding
-    message = Message("msg_1", "firing", "", trouble_of(finding.report(), finding.id, "", "firing"))
+    message = Message("msg_1", "firing", "", alerted_finding(finding.report(), finding.id, "", "firing"))
     with server(trickle(HEADER_WITHOUT_END)) as url, delivery.client() as client:
         began = time.monotonic()
         answer = delivery.send(client, receiver_of(url, allow_private=True), message, allow_private=True)

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from scripts import prose_check
-from scripts.prose_check import TARGETS, Measured, ceilings, measured, messages_of, worse_than, written
+from scripts.prose_check import LABELS, TARGETS, USER_TEXTS, Measured, ceilings, measured, worse_than, written
 from scripts.prose_counts import ROOT
 
 PLAIN = ["The probe records events.", "You set the variable.", "The reader asks for the gap."]
@@ -40,23 +40,19 @@ def test_bounds_become_stricter_down_to_the_target_and_never_laxer() -> None:
     assert bounds["guides"] == {"openings": 2, "passives": 28, "semicolons": 3, "odd_words": 9, "you": 3}
 
 
-def test_messages_are_the_strings_that_people_read() -> None:
-    source = '''
-"""A docstring that has more than six words in it."""
-SHORT = "a label"
-name = f"the pool of {engine} has {count} blocks that it can use"
-raise ValueError("this is not a number that the option takes")
-'''
-    assert list(messages_of(source)) == [
-        "the pool of code has code blocks that it can use",
-        "this is not a number that the option takes",
-    ]
+def test_no_odd_word_is_allowed_in_a_label() -> None:
+    one = Measured(openings=0.0, passives=0.0, semicolons=0.0, odd_words=0.4, you=0.0)
+    bounds = tomllib.loads(written({"labels": one._replace(odd_words=0.0), "findings": one}, {}))
+    assert (bounds["labels"]["odd_words"], bounds["findings"]["odd_words"]) == (0, 1)
+    assert {name: ceilings()[name]["odd_words"] for name in LABELS} == dict.fromkeys(LABELS, 0)
 
 
 def test_every_page_is_in_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(prose_check, "sentences_below", lambda path: [str(path)])
-    monkeypatch.setattr(prose_check, "messages", list)
+    for kinds in (USER_TEXTS, LABELS):
+        for name in kinds:
+            monkeypatch.setitem(kinds, name, list)
     for _, found in prose_check.text_groups():
         seen += found
     pages = [str(page) for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "accuracy"]

@@ -200,7 +200,7 @@ def test_tables_have_a_row_for_each_answer(session: kvscope.Session) -> None:
     assert [each["name"] for each in row["evidence"]] == [each.name for each in leak.evidence]
     assert findings.schema.field("since").type == pa.timestamp("ns", "UTC")
     assert row["since"].isoformat()[:19] == (leak.since or "")[:19]
-    with pytest.raises(ValueError, match="'blocks' is no table; there are: events, "):
+    with pytest.raises(ValueError, match="'blocks' is not a table; there are: events, "):
         session.to_arrow("blocks")  # type: ignore[arg-type]
 
 

@@ -116,10 +116,10 @@ def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
             (finding,) = [f for f in client.get("/api/findings").json() if f["code"] == "leak.finished-held"]
             assert finding["id"] == message["data"]["id"]
         service.send_signal(signal.SIGTERM)
-        _, said = service.communicate(timeout=30)
+        _, stated = service.communicate(timeout=30)
         assert service.returncode == 0
-        assert "Traceback" not in said
-        assert SECRET not in said
+        assert "Traceback" not in stated
+        assert SECRET not in stated
 
 
 def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
@@ -139,9 +139,9 @@ def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
             (source,) = client.get("/api/sources").json()
             assert (source["target"], source["engine"], source["error"]) == (engine.url, seen["engine"], "")
         service.send_signal(signal.SIGTERM)
-        _, said = service.communicate(timeout=30)
+        _, stated = service.communicate(timeout=30)
         assert service.returncode == 0
-        assert "Traceback" not in said
+        assert "Traceback" not in stated
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             (["--alert", "http://x", "--webhook-secret", "short"], "whsec_"),
             (["--alert-repeat", "often"], "30m"),
             (["--events", "carrier pigeon"], "endpoint"),
-            (["--metrics", "carrier pigeon"], "is no address"),
+            (["--metrics", "carrier pigeon"], "is not an address"),
             (["--port", port], "in use"),
             (["--otlp", "carrier pigeon"], "grpc://HOST:4317"),
             (["--set", "leak.finished-held.nothing=1"], "no threshold"),

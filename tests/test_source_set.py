@@ -71,9 +71,9 @@ def test_a_removed_engine_leaves_and_what_was_found_of_it_goes_on_when_it_is_bac
             assert service.watch.engines() == []
             assert service.sources() == []
             assert not any(thread.name.startswith("kvscope-read") for thread in threading.enumerate())
-            told = log.read()
+            reported = log.read()
             time.sleep(4)  # longer than it takes until what is not judged any more is resolved
-            assert log.read() == told
+            assert log.read() == reported
             assert len(received) == 1
             # Its past and its finding can be read, and fire no more.
             assert firing(service) == {}
@@ -85,10 +85,10 @@ def test_a_removed_engine_leaves_and_what_was_found_of_it_goes_on_when_it_is_bac
 
             service.readers.add(wanted, "a test")
             until(lambda: firing(service).get(LEAK) == found, "the same finding")
-            until(lambda: len(log.read()) > len(told), "it was seen again")
-            new = {(each.to, each.id) for each in log.read()[len(told) :]}
+            until(lambda: len(log.read()) > len(reported), "it was seen again")
+            new = {(each.to, each.id) for each in log.read()[len(reported) :]}
             assert ("firing", found) in new
-            assert new <= {(each.to, each.id) for each in told}
+            assert new <= {(each.to, each.id) for each in reported}
             assert len(received) == 1
             assert service.readers.counts() == {"added": 2, "removed": 1}
 

@@ -264,7 +264,7 @@ def test_owners_below_the_numbers_of_requests_are_refused(value: int) -> None:
     owners = memoryview(fields[9]).cast("i").tolist()
     owners[7] = value
     fields[9] = array("i", owners).tobytes()
-    with pytest.raises(ContractError, match="an owner that is no request"):
+    with pytest.raises(ContractError, match="an owner that is not a request"):
         keyframe_codec.load_state(memoryview(msgspec.msgpack.encode(fields)))
 
 

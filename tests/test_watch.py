@@ -325,10 +325,10 @@ def test_transitions_and_ends_are_told_once() -> None:
     scene.live(15)
     assert "leak.finished-held" in {t.finding.judgement.code for t in scene.watch.take_transitions()}
     assert scene.watch.take_transitions() == []
-    struck = scene.lab.faults.on["leak.finished-held"].struck
+    affected = scene.lab.faults.on["leak.finished-held"].affected
     ended = [ended.request.id for ended in scene.watch.take_ended()]
     assert sorted(ended) == [f"r-{n}" for n in range(1, 7)]  # those whose blocks never came back too
-    assert len(struck) == 3
+    assert len(affected) == 3
     assert scene.watch.take_ended() == []
 
 

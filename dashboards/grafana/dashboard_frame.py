@@ -32,13 +32,13 @@ TARGET_VARIABLES: Final = {"cluster": "Cluster", "namespace": "Namespace", "job"
 ALL: Final = VariableOption(selected=True, text="All", value="$__all")
 
 
-def grafana_page(name: str, title: str, says: str, panels: Iterable[Panel | Row], view: str) -> Dashboard:
+def grafana_page(name: str, title: str, summary: str, panels: Iterable[Panel | Row], view: str) -> Dashboard:
     """Return a dashboard about engines that kvscope watches.
 
     Its annotations mark findings, changes of configuration, and when the figures are not exact. `view` is the web
     app's view that shows the same. The app leads to its overview when several engines are selected.
     """
-    dashboard = bare(name, title, says, "kvscope_engine_info").with_variable(
+    dashboard = bare(name, title, summary, "kvscope_engine_info").with_variable(
         _many("engine", "Engine", f"kvscope_engine_info{{{TARGETS}}}", "engine")
     )
     for annotation in (
@@ -55,13 +55,13 @@ def grafana_page(name: str, title: str, says: str, panels: Iterable[Panel | Row]
     return filled(dashboard.link(web_app_link(f"{view}?engine=${{engine:percentencode}}&{URL_TIME_RANGE}")), panels)
 
 
-def vllm_dashboard(name: str, title: str, says: str, panels: Iterable[Panel | Row], selected: str) -> Dashboard:
+def vllm_dashboard(name: str, title: str, summary: str, panels: Iterable[Panel | Row], selected: str) -> Dashboard:
     """Return a dashboard of a vLLM's own metrics. `selected` matches its series.
 
     Its annotations mark starts of the engine, and the findings of a kvscope that the same Prometheus scrapes.
     """
     present = "vllm:cache_config_info"
-    dashboard = bare(name, title, says, present).with_variable(
+    dashboard = bare(name, title, summary, present).with_variable(
         _many("model", "Model", f"vllm:kv_cache_usage_perc{{{TARGETS}}}", "model_name")
     )
     started = " + ".join(
@@ -81,12 +81,12 @@ def vllm_dashboard(name: str, title: str, says: str, panels: Iterable[Panel | Ro
     return filled(dashboard.link(web_app_link(f"?{URL_TIME_RANGE}")), panels)
 
 
-def bare(name: str, title: str, says: str, present: str) -> Dashboard:
+def bare(name: str, title: str, summary: str, present: str) -> Dashboard:
     """Return a dashboard without panels, linked to the others. `present` is a metric of each of its targets."""
     dashboard = (
         Dashboard(title)
         .uid(f"kvscope-{name}")
-        .description(says)
+        .description(summary)
         .tags(["kvscope", "llm"])
         .editable()
         .tooltip(DashboardCursorSync.CROSSHAIR)

@@ -24,7 +24,7 @@ from kvscope.dashboards.grafana.panels import (
     to_web_app,
     with_colours,
 )
-from kvscope.dashboards.objectives import UNTOLD_AFTER_S
+from kvscope.dashboards.objectives import UNDELIVERED_AFTER_S
 
 
 def findings_page() -> Dashboard:
@@ -86,7 +86,7 @@ def _alert_panels() -> Iterator[Panel]:
         " rising line is a receiver that does not answer. It does not show whether anybody read the alert.",
         (f"max by (receiver) (kvscope_alerts_oldest_pending_seconds{{{TARGETS}}})", "{{receiver}}"),
         unit="s",
-        bad_from=UNTOLD_AFTER_S,
+        bad_from=UNDELIVERED_AFTER_S,
     )
     yield lines(
         "Alert deliveries by outcome",
@@ -179,7 +179,7 @@ def _service_panels() -> Iterator[Panel]:
     )
     yield lines(
         "Sent by OpenTelemetry, and lost on the way, per second",
-        "What reached the collector, by signal, and what did not. The panel is empty without --otlp.",
+        "Signals that reached the collector and signals that did not. The panel is empty without --otlp.",
         (
             f"sum by (signal) (rate(kvscope_otlp_sent_total{{{TARGETS}}}[$__rate_interval]))",
             "sent, {{signal}}",

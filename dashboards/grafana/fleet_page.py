@@ -119,6 +119,6 @@ def _fleet_engine_panels() -> Iterator[Panel]:
             (panels.rate("kvscope_output_tokens_total"), "{{engine}}"),
         ),
     }
-    for title, (says, unit, query) in over_engines.items():
-        panel = lines(title, says, query, unit=unit)
+    for title, (about, unit, query) in over_engines.items():
+        panel = lines(title, about, query, unit=unit)
         yield panel.max(1) if unit == "percentunit" else panel

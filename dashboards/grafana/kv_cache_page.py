@@ -96,7 +96,7 @@ def _block_age_panels() -> Iterator[Panel]:
             counted=BLOCKS,
             width=GRID_WIDTH // 2,
         )
-    for title, says, histogram in (
+    for title, about, histogram in (
         (
             "Lifetime of evicted blocks",
             "The time from a block's allocation until its content was evicted. Blocks still in use are not"
@@ -117,7 +117,7 @@ def _block_age_panels() -> Iterator[Panel]:
         ),
     ):
         median, most = quantile(0.5, histogram), quantile(0.95, histogram)
-        yield lines(title, says, (median, "p50, {{engine}}"), (most, "p95, {{engine}}"), unit="s")
+        yield lines(title, about, (median, "p50, {{engine}}"), (most, "p95, {{engine}}"), unit="s")
 
 
 def _prefix_cache_panels() -> Iterator[Panel]:

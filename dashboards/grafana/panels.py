@@ -66,7 +66,7 @@ EVENTS_S: Final = "cps"
 
 def stat(
     title: str,
-    says: str,
+    about: str,
     *queries: PanelQuery,
     unit: str = "short",
     bad_from: float | None = None,
@@ -76,7 +76,7 @@ def stat(
     panel = (
         Stat()
         .title(title)
-        .description(says)
+        .description(about)
         .datasource(DATA_SOURCE)
         .height(4)
         .span(GRID_WIDTH // 4)
@@ -93,7 +93,7 @@ def stat(
 
 def lines(
     title: str,
-    says: str,
+    about: str,
     *queries: PanelQuery,
     unit: str = "short",
     width: int = GRID_WIDTH // 3,
@@ -111,7 +111,7 @@ def lines(
     panel = (
         TimeSeries()
         .title(title)
-        .description(says)
+        .description(about)
         .datasource(DATA_SOURCE)
         .height(HEIGHT)
         .span(width)
@@ -132,13 +132,13 @@ def lines(
     return panel
 
 
-def heatmap(title: str, says: str, buckets: str, *, counted: str, width: int = GRID_WIDTH // 3) -> Heatmap:
+def heatmap(title: str, about: str, buckets: str, *, counted: str, width: int = GRID_WIDTH // 3) -> Heatmap:
     """Return a panel of how a histogram's buckets fill over time. `counted` is the unit of a cell."""
     target = Dataquery().ref_id("A").expr(buckets).range().format(PromQueryFormat.HEATMAP).legend_format("{{le}}")
     return (
         Heatmap()
         .title(title)
-        .description(says)
+        .description(about)
         .datasource(DATA_SOURCE)
         .height(HEIGHT)
         .span(width)
@@ -172,11 +172,11 @@ def _thresholds(bad_from: float | None, good_from: float | None) -> ThresholdsCo
 
 
 def stacked(
-    title: str, says: str, *queries: PanelQuery, unit: str = "short", width: int = GRID_WIDTH // 2
+    title: str, about: str, *queries: PanelQuery, unit: str = "short", width: int = GRID_WIDTH // 2
 ) -> TimeSeries:
     """Figures over time that add up."""
     return (
-        lines(title, says, *queries, unit=unit, width=width)
+        lines(title, about, *queries, unit=unit, width=width)
         .fill_opacity(70)
         .stacking(StackingConfig().mode(StackingMode.NORMAL))
     )
@@ -190,13 +190,13 @@ def with_colours(panel: TimeSeries, colours: Mapping[str, str]) -> TimeSeries:
     return panel
 
 
-def table_panel(title: str, says: str, expr: str, columns: Iterable[str]) -> Table:
+def table_panel(title: str, about: str, expr: str, columns: Iterable[str]) -> Table:
     """Return a table of the labels and the current value of each series."""
     order = {column: place for place, column in enumerate((*columns, "Value"))}
     return (
         Table()
         .title(title)
-        .description(says)
+        .description(about)
         .datasource(DATA_SOURCE)
         .height(HEIGHT)
         .span(2 * GRID_WIDTH // 3)

@@ -84,7 +84,7 @@ def _waiting_panels() -> Iterator[Panel]:
 
 
 def _latency_panels() -> Iterator[Panel]:
-    for title, says, histogram, bad_from in (
+    for title, description, histogram, bad_from in (
         (
             "Queue time",
             "The time from arrival to first admission, for requests that ended in the last five minutes. Requests"
@@ -108,7 +108,7 @@ def _latency_panels() -> Iterator[Panel]:
     ):
         median, most = quantile(0.5, histogram), quantile(0.95, histogram)
         drawn = (median, "p50, {{engine}}"), (most, "p95, {{engine}}")
-        yield lines(title, says, *drawn, unit="s", bad_from=bad_from)
+        yield lines(title, description, *drawn, unit="s", bad_from=bad_from)
     for title, histogram in (
         ("Queue time, distribution", "kvscope_request_queue_time_seconds"),
         ("Time to first token, distribution", "kvscope_request_time_to_first_token_seconds"),

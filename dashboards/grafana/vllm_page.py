@@ -33,8 +33,8 @@ VLLM_NAME: Final = "{{model_name}}/{{engine}} {{instance}} {{namespace}}"
 
 def vllm_page() -> Dashboard:
     """Return the page of a plain vLLM."""
-    says = "vLLM's own metrics, and their limits."
-    return vllm_dashboard("vllm", "kvscope / A plain vLLM", says, _vllm_panels(), MODEL)
+    description = "vLLM's own metrics, and their limits."
+    return vllm_dashboard("vllm", "kvscope / A plain vLLM", description, _vllm_panels(), MODEL)
 
 
 def _vllm_panels() -> Iterator[Panel | Row]:
@@ -150,7 +150,7 @@ def _vllm_work_panels() -> Iterator[Panel]:
 
 
 def _vllm_latency_panels() -> Iterator[Panel]:
-    for title, says, metric, bad_from in (
+    for title, description, metric, bad_from in (
         (
             "vLLM's queue time",
             "For admitted requests. Requests that are never admitted do not show.",
@@ -171,7 +171,7 @@ def _vllm_latency_panels() -> Iterator[Panel]:
         ),
     ):
         drawn = ((_vllm_quantile(share, metric), f"p{100 * share:g}, {VLLM_NAME}") for share in (0.5, 0.95))
-        yield lines(title, says, *drawn, unit="s", bad_from=bad_from)
+        yield lines(title, description, *drawn, unit="s", bad_from=bad_from)
     for title, metric in (
         ("vLLM's queue time, distribution", "request_queue_time_seconds"),
         ("vLLM's time to first token, distribution", "time_to_first_token_seconds"),

@@ -13,7 +13,13 @@ from typing import Any, Final
 
 import yaml
 
-from kvscope.dashboards.objectives import MISSED_AFTER_S, OBJECTIVE, OBJECTIVE_FIRST_TOKEN_S, QUEUE_S, UNTOLD_AFTER_S
+from kvscope.dashboards.objectives import (
+    MISSED_AFTER_S,
+    OBJECTIVE,
+    OBJECTIVE_FIRST_TOKEN_S,
+    QUEUE_S,
+    UNDELIVERED_AFTER_S,
+)
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.findings import runbook
 
@@ -58,7 +64,7 @@ def _groups() -> list[dict[str, Any]]:
         {"name": "kvscope-records", "rules": [*_recording_rules(), *_objective_records()]},
         {"name": "kvscope-findings", "rules": list(_finding_rules())},
         {"name": "kvscope-blind", "rules": [_blind()]},
-        {"name": "kvscope-alerts", "rules": [_untold()]},
+        {"name": "kvscope-alerts", "rules": [_undelivered()]},
         {"name": "kvscope-objectives", "rules": list(_burns())},
     ]
 
@@ -132,9 +138,9 @@ def _blind() -> Rule:
     """While any of these holds, no findings mean nothing. An engine that announced its end is not missed."""
     reasons = {
         "its ledger is not exact": "kvscope_ledger_exact == 0",
-        "it is not heard": f"time() - kvscope_engine_last_heard_timestamp_seconds > {MISSED_AFTER_S}"
+        "no events are received": f"time() - kvscope_engine_last_heard_timestamp_seconds > {MISSED_AFTER_S}"
         " unless kvscope_engine_stopped == 1",
-        "none was ever heard": 'up{job="kvscope"} == 1 unless on (job, instance) kvscope_ledger_exact',
+        "no engine was ever received": 'up{job="kvscope"} == 1 unless on (job, instance) kvscope_ledger_exact',
         "kvscope does not answer": 'up{job="kvscope"} == 0',
     }
     return {
@@ -151,12 +157,12 @@ def _blind() -> Rule:
     }
 
 
-def _untold() -> Rule:
+def _undelivered() -> Rule:
     """kvscope's own alerts do not arrive. This one goes another way, by Prometheus, and may."""
     reasons = {
-        "the oldest has waited for 10 minutes": f"kvscope_alerts_oldest_pending_seconds > {UNTOLD_AFTER_S}",
+        "the oldest has waited for 10 minutes": f"kvscope_alerts_oldest_pending_seconds > {UNDELIVERED_AFTER_S}",
         "some were given up": 'increase(kvscope_alerts_deliveries_total{outcome="given-up"}[1h]) > 0',
-        "the receiver said that it is gone": "kvscope_alerts_receiver_disabled == 1",
+        "the receiver answered that it is gone": "kvscope_alerts_receiver_disabled == 1",
     }
     why = "\nor\n".join(f'label_replace({expr}, "why", "{why}", "", "")' for why, expr in reasons.items())
     return {
@@ -165,8 +171,8 @@ def _untold() -> Rule:
         "labels": {"severity": "error"},
         "annotations": {
             "summary": "kvscope's alerts do not reach {{ $labels.receiver }}: {{ $labels.why }}",
-            "description": "Findings fire and that receiver is not told. `monitor alerts list` says what it answered,"
-            " `monitor alerts test` tries it, and `monitor alerts replay` tells what was given up.",
+            "description": "Findings fire, and that receiver gets no notification. `monitor alerts list` shows its"
+            " answer, `monitor alerts test` tries it, and `monitor alerts replay` sends a message again.",
             "runbook_url": "{{ $externalLabels.kvscope }}/alerts",
         },
     }
@@ -178,7 +184,7 @@ def _burns() -> Iterator[Rule]:
             "kvscope_requests_not_good",
             f"were not served with a first token within {OBJECTIVE_FIRST_TOKEN_S:g} s",
         ),
-        "KvscopeQueueTimeBurn": ("kvscope_requests_queued_late", f"waited more than {QUEUE_S:g} s to be let in"),
+        "KvscopeQueueTimeBurn": ("kvscope_requests_queued_late", f"waited more than {QUEUE_S:g} s to be admitted"),
     }
     for alert, (ratio, says) in objectives.items():
         for long, short, times, severity in BURNS:

@@ -38,7 +38,7 @@ def mount(app: FastAPI, query: Query) -> None:
         index_string=INDEX,
         serve_locally=True,
         websocket_callbacks=True,
-        websocket_inactivity_timeout=0,  # a page on a wall is looked at, not clicked
+        websocket_inactivity_timeout=0,  # a page on a wall display is read, not clicked
     )
     dash.layout = layout()
 
@@ -67,7 +67,7 @@ def mount(app: FastAPI, query: Query) -> None:
         """Follow a link: show it now, not at the next tick."""
         _send(ctx.websocket, address, await pages.page(place_of(address)), {})
 
-    @dash.callback(Output("pointed-told", "data"), Input("pointed", "data"), prevent_initial_call=True)
+    @dash.callback(Output("pointed-block-data", "data"), Input("pointed", "data"), prevent_initial_call=True)
     async def point(pointed: dict[str, Any]) -> list[Any]:
         """Return the block under the pointer, as it is then."""
         if pointed["block"] is None:
@@ -83,4 +83,4 @@ def mount(app: FastAPI, query: Query) -> None:
 def _send(viewer: Any, address: str, page: Page, sent: dict[str, str]) -> None:
     """Push the content of an address, with the sections that differ from those sent before."""
     changed = {name: section for name, section in page.sections.items() if sent.get(name) != section}
-    viewer.set_prop_sync("told", "data", page.told | {"address": address, "sections": changed})
+    viewer.set_prop_sync("received", "data", page.notices | {"address": address, "sections": changed})

@@ -76,13 +76,13 @@ def over_time(
     *,
     marks: Sequence[ChartMark] = (),
     at_ns: int | None = None,
-    says: str = "",
+    caption: str = "",
     times: tuple[str, str] = ("from", "to"),
     gaps: Sequence[tuple[int, int]] = (),
 ) -> html.Div:
-    """Return the chart `name`, of `rows` over the window, with a value of each trace for every time. `says`: the chart
-    in words. `times`: by which names the address has the window that is chosen on it. `gaps`: times without data (wall
-    ns), each from one of the moments to the next. Nothing is drawn in them.
+    """Return the chart `name`, of `rows` over the window, with a value of each trace for every time. `caption`: the
+    chart in words. `times`: by which names the address has the window that is chosen on it. `gaps`: times without data
+    (wall ns), each from one of the moments to the next. Nothing is drawn in them.
     """
     height = MARKS_PX + sum(row.height_px + GAP_PX for row in rows) + AXIS_PX
     chosen = len(moments_ns) - 1
@@ -117,7 +117,7 @@ def over_time(
         className="plot",
         role="img",
         style={"height": f"{height}px"},
-        **aria(label=says),
+        **aria(label=caption),
     )
     shown = index_of[chosen] if index_of else -1
     return html.Div([_chart_legend(name, rows, shown, moments_ns), plot], className="chart")

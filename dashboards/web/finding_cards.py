@@ -131,7 +131,7 @@ def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULP
 def alternatives(finding: FindingReport) -> html.Table:
     """Return the other explanations, each with what excludes it."""
     rows = [
-        html.Tr([html.Th(one.name, scope="row"), html.Td(one.excluded_by or "not excluded", className="said")])
+        html.Tr([html.Th(one.name, scope="row"), html.Td(one.excluded_by or "not excluded", className="wrapped-text")])
         for one in finding.alternatives
     ]
     return html.Table([headings("Alternative", "Excluded by"), html.Tbody(rows)])
@@ -145,7 +145,7 @@ def evidence(place: PagePlace, finding: FindingReport) -> html.Table:
                 html.Th(one.name.removesuffix("_s").replace("_", " "), scope="row"),
                 html.Td(f"{one.value:,}", className="n")
                 if isinstance(one.value, int | float)
-                else html.Td(one.value, className="said"),
+                else html.Td(one.value, className="wrapped-text"),
                 html.Td(one.unit),
                 html.Td(one.source),
                 html.Td(event_link(place, finding.engine, one.position) if one.position else ""),

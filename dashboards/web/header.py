@@ -201,6 +201,6 @@ def alarms(here: Here, complaint: str) -> list[Any]:
         unread = f"kvscope cannot read {which} now: see blind.reader-failed. {shown}"
         banners.append(html.P(html.Strong(sentence(unread)), className="banner quiet"))
     if engine.status in QUIET_STATUS:
-        told = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago), shown=shown)
-        banners.append(html.P(html.Strong(sentence(told)), className="banner quiet"))
+        text = QUIET_STATUS[engine.status].format(which=which, ago=duration(engine.last_seen_s_ago), shown=shown)
+        banners.append(html.P(html.Strong(sentence(text)), className="banner quiet"))
     return banners

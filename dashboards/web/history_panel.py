@@ -1,4 +1,4 @@
-"""The story of one thing, beside the page: a request's life, or why a block is held."""
+"""The event history of one request or block, beside the page."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _event_history(lines: Sequence[EventHistoryEntry], whole: bool) -> list[Any]
         parts.append(html.P("It begins before the events that are kept here.", className="note"))
     if len(lines) > MAX_HISTORY_LINES:
         parts.append(html.P(f"The last {MAX_HISTORY_LINES} of {len(lines):,} lines.", className="note"))
-    told = [
+    entries = [
         html.Li([html.Time(clock_text(line.at), dateTime=line.at), line.text]) for line in lines[-MAX_HISTORY_LINES:]
     ]
-    return [*parts, html.Ol(told, className="story")]
+    return [*parts, html.Ol(entries, className="event-history")]

@@ -122,12 +122,12 @@ def wall_ns(text: str, now_ns: int) -> int:
         if text.isdecimal():
             datetime.fromtimestamp(int(text) / 1000, UTC)  # is it one?
             return int(text) * 1_000_000
-        if re.fullmatch(r"\d\d:\d\d(:\d\d(\.\d+)?)?", text):  # of the day that is looked at
+        if re.fullmatch(r"\d\d:\d\d(:\d\d(\.\d+)?)?", text):  # of the selected day
             text = f"{rfc3339(now_ns)[:10]}T{text}"
         at = datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
         raise BadTime(
-            f"{text[:40]!r} is no time: write 2026-11-21T14:02:11Z, milliseconds since 1970, or now-30m"
+            f"{text[:40]!r} is not a time: write 2026-11-21T14:02:11Z, milliseconds since 1970, or now-30m"
         ) from None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return round(at.timestamp() * 1e6) * 1000

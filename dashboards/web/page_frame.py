@@ -30,7 +30,7 @@ INDEX = (
 </head>
 <body>
   {%app_entry%}
-  <noscript>This page is live and needs JavaScript. The same is told by <code>monitor doctor</code>.</noscript>
+  <noscript>This page is live and needs JavaScript. <code>monitor doctor</code> reports the same findings.</noscript>
   <div hidden>{%config%}{%scripts%}{%renderer%}</div>
 </body>
 </html>
@@ -43,9 +43,9 @@ def layout() -> html.Div:
     return html.Div(
         [
             dcc.Location(id="url", refresh="callback-nav"),
-            PushedData("told", shows="told"),
+            PushedData("received", shows="received"),
             dcc.Store(id="pointed"),
-            PushedData("pointed-told", shows="pointed"),
+            PushedData("pointed-block-data", shows="pointed"),
             html.A("Skip to the view", href="#main", className="skip"),
             html.Header(id="bar"),
             html.Div(id="stale", role="alert", hidden=True, className="banner quiet"),

@@ -32,7 +32,7 @@ PALETTE_SHADES: Final = (
         "finished",
         "finished",
         "finished but held",
-        "of requests that have ended; their free is deferred",
+        "of requests that have ended, with a deferred free",
         (139, 70, 170),
     ),
     Shade("running", "running", "running", "of requests that are being computed", (104, 168, 235)),

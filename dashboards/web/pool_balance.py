@@ -99,7 +99,7 @@ def _usage_legend(engine: EngineView) -> list[Any]:
     if engine.usage is None:
         return [html.Li("Usage of the pool is not exposed.")]
     rows = (
-        ("in use", css(IN_USE), engine.usage, "of requests; who holds them is in the event stream"),
+        ("in use", css(IN_USE), engine.usage, "of requests: the event stream shows the owners"),
         ("free, or cached and idle", css(*NOT_IN_USE), 1 - engine.usage, "ready to be allocated"),
     )
     return [

@@ -34,7 +34,7 @@ def pool_row(points: Sequence[PointView], height_px: int) -> ChartRow:
             traces.append(Trace("the pool", POOL_SIZE, totals, "line", title="its size then"))
         return ChartRow("Blocks", height_px, traces, max(totals, default=0))
     used = [None if point.usage is None else 100 * point.usage for point in points]
-    title = "blocks of requests, as the engine's page has it; who holds them is in the event stream"
+    title = "blocks of requests, from the engine's metrics: the event stream shows the owners"
     return ChartRow("Pool", height_px, [Trace("in use", IN_USE, used, title=title)], 100, " %")
 
 

@@ -46,9 +46,9 @@ KEPT_VIEWS: Final = 64
 
 
 class Page(NamedTuple):
-    """All that a viewer sees. `told`: the window's title, the engine, the time, and the places of `sections`."""
+    """All that a viewer sees. `notices`: the window's title, the engine, the time, and the places of `sections`."""
 
-    told: dict[str, Any]
+    notices: dict[str, Any]
     sections: dict[str, str]
     """By name, each as the JSON of a tree."""
 
@@ -109,8 +109,10 @@ class Pages:
             ("around", place, every_s), lambda: _around(here, complaint, known_s, every_s)
         )
         main = [name for name in view.sections if name.startswith("main ")]
-        told = _notices(header.title(here), place, main, engine=here.name, moment=here.moment, position=view.position)
-        return Page(told, around | view.sections)
+        notices = _notices(
+            header.title(here), place, main, engine=here.name, moment=here.moment, position=view.position
+        )
+        return Page(notices, around | view.sections)
 
     async def pointed(self, place: PagePlace, block: int) -> list[Any]:
         """Return the block under the pointer, in a few lines."""
@@ -247,7 +249,7 @@ def _shown(query: Query, here: Here) -> ShownView:
         view = _sentence(here, str(error))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
         logger.exception("the view /%s could not be made", here.place.view)
-        view = _sentence(here, "This view could not be made: it is a fault in kvscope, and its log says which.")
+        view = _sentence(here, "This view could not be rendered because of an error in kvscope. See its log.")
     sections = {f"main {name}": _encoded(tree) for name, tree in view.sections.items()}
     return ShownView(sections | {"aside": _encoded(view.aside)}, "" if here.moment else here.engine.position or "")
 

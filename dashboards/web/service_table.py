@@ -45,7 +45,7 @@ def _service_row(here: Here, service: FleetService, by_name: Mapping[str, FleetE
         html.Th([html.Strong(service.name), _service_note(f"{how}: {sides[0]}, {sides[1]}")], scope="row"),
         html.Td(_engines_of(here, service.producers, by_name)),
         html.Td(_engines_of(here, service.consumers, by_name)),
-        html.Td(_statement_of(service), className="said"),
+        html.Td(_statement_of(service), className="wrapped-text"),
     ]
     return html.Tr(cells, key=f"{service.grouped_by} {service.name}", className="bad" if service.statement else "")
 

@@ -92,13 +92,13 @@ class StaticAssets:
     async def _read(self, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
         """Return what the app answers to an unconditional GET of it."""
         headers = [(name, value) for name, value in scope["headers"] if name not in _CONDITIONS]
-        told: list[Message] = []
+        messages: list[Message] = []
 
         async def keep(message: Message) -> None:
-            told.append(message)
+            messages.append(message)
 
         await self.app({**scope, "method": "GET", "headers": headers}, receive, keep)
-        return told[0], b"".join(message.get("body", b"") for message in told[1:])
+        return messages[0], b"".join(message.get("body", b"") for message in messages[1:])
 
 
 def accepts_gzip(header: str) -> bool:

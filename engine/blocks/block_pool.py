@@ -121,12 +121,12 @@ class BlockPool:
                     unhashed.append(block)
                 else:
                     hashed.append(block)
-        if hashed and self.faults.strikes("collapse.cache-flushed", f"#{request}"):
+        if hashed and self.faults.triggers("collapse.cache-flushed", f"#{request}"):
             self.free_queue.extend_front(hashed)
         else:
             self.free_queue.extend(hashed)
         self.free_queue.extend_front(unhashed)
-        if not (hashed and self.faults.strikes("corrupt.counter-drift", f"#{request}")):
+        if not (hashed and self.faults.triggers("corrupt.counter-drift", f"#{request}")):
             self.num_cached_idle += len(hashed)
 
     def reset_prefix_cache(self) -> bool:

@@ -118,7 +118,7 @@ class KVCacheManager:
         if self.hasher is None:
             return Prefix(0, [[] for _ in self.windows], [0 for _ in self.windows])
         self.hasher.extend(request.digests, request.token_ids)
-        missed = self.faults.strikes("collapse.prefix-hits", request.id)
+        missed = self.faults.triggers("collapse.prefix-hits", request.id)
         most = (request.num_tokens - 1) // self.block_size
         blocks, found = [], []
         for group, window in enumerate(self.windows):
@@ -180,11 +180,11 @@ class KVCacheManager:
             self._give_back_passed(request)
         end = max(request.num_scheduled_tokens, have * self.block_size if hit else 0) + num_new_tokens
         wanted = self._blocks(end) - have
-        if room_for > end and self.faults.strikes("thrash.preemption", request.id):
+        if room_for > end and self.faults.triggers("thrash.preemption", request.id):
             room_for = 0
         needed, free = wanted * len(self.windows), self.pool.num_free
         if prefix is not None:
-            # A hit that nobody holds stands in the free queue: taking it over uses it up.
+            # A hit without an owner is in the free queue: taking it uses a free block.
             free -= sum(self.pool.refs[block] == 0 for blocks in prefix.blocks for block in blocks)
         if room_for:
             needed = self._needed_for_all(self._blocks(room_for), wanted, have, prefix)
@@ -263,14 +263,14 @@ class KVCacheManager:
         held = self.held(request.number)
         self.tables.pop(request.number, None)
         self._cached_blocks.pop(request.number, None)
-        if not any(held) or (reason == Release.ABORTED and self.faults.strikes("leak.unaccounted", request.id)):
+        if not any(held) or (reason == Release.ABORTED and self.faults.triggers("leak.unaccounted", request.id)):
             return
-        if reason == Release.FINISHED and self.faults.strikes("leak.rising-floor", request.id):
+        if reason == Release.FINISHED and self.faults.triggers("leak.rising-floor", request.id):
             held = [blocks[:-1] for blocks in held]
         backwards = [blocks[::-1] for blocks in held]
         if fence is None:
             self._release(request, backwards, reason)
-            if reason == Release.FINISHED and self.faults.strikes("corrupt.double-free", request.id):
+            if reason == Release.FINISHED and self.faults.triggers("corrupt.double-free", request.id):
                 self._release(request, backwards, reason)
             return
         for group, blocks in enumerate(held):
@@ -278,7 +278,7 @@ class KVCacheManager:
                 self.pool.log.detached(request.number, blocks, group)
                 self.pool.log.free_deferred(request.number, blocks, Holder.FENCE, fence, group=group)
         fenced = Fenced(fence, request, backwards, reason)
-        if self.faults.strikes("corrupt.use-after-free", request.id):
+        if self.faults.triggers("corrupt.use-after-free", request.id):
             self._reclaim(fenced)
         else:
             self.fenced.append(fenced)
@@ -287,7 +287,7 @@ class KVCacheManager:
         """Free what was fenced behind steps up to this one, which is complete."""
         while self.fenced and self.fenced[0].fence <= completed_step:
             fenced = self.fenced.pop(0)
-            if not self.faults.strikes("leak.deferred-free-stalled", fenced.request.id):
+            if not self.faults.triggers("leak.deferred-free-stalled", fenced.request.id):
                 self._reclaim(fenced)
 
     def _release(self, request: Request, held: list[list[int]], reason: Release) -> None:

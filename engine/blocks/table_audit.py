@@ -53,14 +53,14 @@ class TableAuditor:
             self._blocks(first)
             yield
         numbers = list(self.requests)
-        told = 0
+        audited = 0
         for start in range(0, len(numbers), REQUESTS_A_SLICE):
             present = [n for n in numbers[start : start + REQUESTS_A_SLICE] if n in self.requests]
             self._requests(present)
-            told += len(present)
+            audited += len(present)
             yield
         self._fenced()
-        log.audit_end(cycle, *pool.counts()[:3], told)
+        log.audit_end(cycle, *pool.counts()[:3], audited)
         yield
 
     def _blocks(self, first: int) -> None:

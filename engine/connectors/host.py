@@ -108,7 +108,7 @@ class HostConnector:
         for digest in reversed(digests):  # the beginning of a prefix is worth most: it goes last
             self._stored.move_to_end(digest)
         self._pins.update(digests)
-        self._say(TierOp.PINNED, digests)
+        self._emit_tier(TierOp.PINNED, digests)
         kv = [self._stored[digest] for digest in digests]
         self._jobs.put(_HostFetch(load.request.number, digests, load.blocks, kv))
 
@@ -117,9 +117,9 @@ class HostConnector:
         ended = []
         while not self._fetched.empty():
             fetch, delivered = self._fetched.get()
-            if not self.faults.strikes("leak.external-pins", f"#{fetch.request}"):
+            if not self.faults.triggers("leak.external-pins", f"#{fetch.request}"):
                 self._pins -= Counter(fetch.digests)
-                self._say(TierOp.UNPINNED, fetch.digests)
+                self._emit_tier(TierOp.UNPINNED, fetch.digests)
             ended.append((fetch.request, delivered))
         return ended
 
@@ -190,15 +190,15 @@ class HostConnector:
         for digest, kv in reversed(new):
             self._stored[digest] = kv
         if new:
-            self._say(TierOp.STORED, [digest for digest, _ in new])
+            self._emit_tier(TierOp.STORED, [digest for digest, _ in new])
         surplus = max(0, len(self._stored) - self.capacity)
         gone = list(islice((digest for digest in self._stored if not self._pins[digest]), surplus))
         for digest in gone:
             del self._stored[digest]
         if gone:
-            self._say(TierOp.EVICTED, gone)
+            self._emit_tier(TierOp.EVICTED, gone)
 
-    def _say(self, op: TierOp, digests: list[bytes]) -> None:
+    def _emit_tier(self, op: TierOp, digests: list[bytes]) -> None:
         self.log.tier(op, Tier.HOST, len(self._stored), self.capacity, public_hashes(digests))
 
     def _work(self) -> None:

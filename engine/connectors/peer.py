@@ -110,7 +110,7 @@ class PeerConnector:
         self._form = list(one.shape), str(one.dtype)
         self._lock = threading.Lock()
         self._offers: dict[str, _Offer] = {}
-        self._told_done: set[int] = set()
+        self._reported_done: set[int] = set()
         self._jobs: SimpleQueue[_PeerFetch | tuple[str, str] | None] = SimpleQueue()
         self._fetched: SimpleQueue[tuple[int, bool]] = SimpleQueue()
         self._done: SimpleQueue[int] = SimpleQueue()
@@ -141,9 +141,9 @@ class PeerConnector:
         if asked is None or not asked.do_remote_prefill or request.num_preemptions:
             return 0
         count = min(end, asked.remote_num_blocks) - first
-        if count <= 0 and request.number not in self._told_done:
+        if count <= 0 and request.number not in self._reported_done:
             # All of it is here already: the other engine need not keep it.
-            self._told_done.add(request.number)
+            self._reported_done.add(request.number)
             self._ask((asked.remote_endpoint, asked.remote_request_id))
         return max(0, count)
 
@@ -168,7 +168,7 @@ class PeerConnector:
 
     def request_finished(self, request: Request, blocks: list[int]) -> bool:
         """See KVConnector: keeps the full blocks of one that another engine will go on with, and makes the offer."""
-        self._told_done.discard(request.number)
+        self._reported_done.discard(request.number)
         full = request.num_prompt_tokens // self._block_size
         if request.kv_transfer is None or not request.kv_transfer.do_remote_decode or not full:
             return False

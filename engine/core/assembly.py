@@ -35,7 +35,7 @@ def check_fit(config: EngineConfig, loaded: LoadedModel) -> None:
     if config.kv_connector and loaded.config.sliding_layers:
         raise ValueError(
             f"kv_connector {config.kv_connector!r} keeps whole prefixes, and {config.model} has layers with a"
-            " sliding window, whose blocks are given back before the request ends: leave kv_connector out"
+            " sliding window, whose blocks are freed before the request ends: leave kv_connector out"
         )
 
 

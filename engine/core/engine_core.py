@@ -136,7 +136,7 @@ class EngineCore:
         self._worked = False
         self._deliver: Callable[[list[Output]], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="kvscope-engine", daemon=True)
-        self._say_started()
+        self._emit_started()
 
     # ---------------------------------------------------------------- from any thread
 
@@ -286,7 +286,7 @@ class EngineCore:
         outputs = []
         for number, matcher, error in self._grammars.take():
             request = self.scheduler.requests.get(number)
-            if request is None or request.is_finished or self.faults.strikes("stuck.grammar", request.id):
+            if request is None or request.is_finished or self.faults.triggers("stuck.grammar", request.id):
                 continue
             if matcher is None:
                 outputs.append(self._finish(request, Status.FINISHED_ERROR, error))
@@ -319,7 +319,7 @@ class EngineCore:
 
     def _run_model(self, step: int, batch: Any, sampled: Future[list[Sampled]]) -> None:
         try:
-            while self.faults.strikes_request("stuck.engine-stalled", f"step {step}") and not self._closing:
+            while self.faults.triggers_on_request("stuck.engine-stalled", f"step {step}") and not self._closing:
                 time.sleep(0.01)
             sampled.set_result(self.runner.run(batch))
         except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
@@ -334,10 +334,10 @@ class EngineCore:
         self.log.tick()
         if failed is not None:
             error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
-            logger.error("%s; its %d requests end with that", error, len(plan.shares), exc_info=failed)
+            logger.error("%s. Its %d requests fail", error, len(plan.shares), exc_info=failed)
             outputs = [self._last(Output(r.number, (), r.status, error), r) for r in scheduler.fail(plan)]
         else:
-            # Who has ended while the step ran has had its last output.
+            # A request that ended while the step ran has had its last output.
             news = [
                 (share.request, one)
                 for share, one in zip((s for s in plan.shares if s.samples), future.result(), strict=True)
@@ -347,14 +347,14 @@ class EngineCore:
                 for request, one in news
                 if one.error and not request.is_finished
             ]
-            told = [(request, one) for request, one in news if not request.is_finished]
+            unfinished = [(request, one) for request, one in news if not request.is_finished]
             tokens = [one.token_id for _, one in news]
             stops = [one.ends or self._is_stop(request, one.token_id) for request, one in news]
             scheduler.complete(plan, tokens, stops)
             of_prompts = sum(s.num_tokens for s in plan.shares if s.start < s.request.num_prompt_tokens)
-            self.statistics.step(of_prompts + len(told))
+            self.statistics.step(of_prompts + len(unfinished))
             handed_out_ns = self.clock.monotonic_ns()
-            outputs += [self._news(request, one, handed_out_ns) for request, one in told]
+            outputs += [self._news(request, one, handed_out_ns) for request, one in unfinished]
         now = self.clock.monotonic_ns()
         self.log.step_completed(plan.step, now - began, plan.limit, *self.pool.counts()[:3])
         self.launched = (self._in_flight[0].plan.step, now) if self._in_flight else NO_STEP_IN_FLIGHT
@@ -401,7 +401,7 @@ class EngineCore:
         last = self.scheduler.step - 1
         self.log.flush(last, last, self.pool.counts())
 
-    def _say_started(self) -> None:
+    def _emit_started(self) -> None:
         for fault in self.faults.on.values():
             logger.warning("FAULT ON: --fault %s breaks %s", fault, PLACES[fault.code])
         total = self.pool.total

@@ -18,7 +18,7 @@ AUDIT_PAUSE_S: Final = 0.002
 """Between passes when all is done but the audit of it, in cycles of about a thousand slices at most."""
 AUDITS_AT_REST: Final = 3
 """One may have begun before the last change, one reports it, and one more is for a reader who came during that."""
-AUDIT_TOLD_EVERY_NS: Final = 1_000_000_000
+IDLE_AUDIT_EVERY_NS: Final = 1_000_000_000
 """The interval between slices once the changes are reported and nothing has happened since but the polling of a
 connector.
 """
@@ -38,9 +38,9 @@ class IdlePolicy:
     def audit(self, worked: bool) -> None:
         """Audit a slice of the tables, if one is due. `worked`: whether the pass had anything to do."""
         now = self._log.clock.monotonic_ns()
-        told = self._auditor.cycles >= self._audited_from + AUDITS_AT_REST
-        if self._log.on and (now >= self._next_slice_ns or not (worked or told)):
-            self._next_slice_ns = now + (AUDIT_TOLD_EVERY_NS if told and not worked else AUDIT_EVERY_NS)
+        audited = self._auditor.cycles >= self._audited_from + AUDITS_AT_REST
+        if self._log.on and (now >= self._next_slice_ns or not (worked or audited)):
+            self._next_slice_ns = now + (IDLE_AUDIT_EVERY_NS if audited and not worked else AUDIT_EVERY_NS)
             self._auditor.slice()
 
     def note_work(self) -> None:

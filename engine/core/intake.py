@@ -47,7 +47,7 @@ class PromptCheck:
             )
         if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < vocab:
             raise Refused(f"the prompt has a token id outside of the vocabulary, which is 0 to {vocab - 1}")
-        if not manager.fits(length) and not self._faults.strikes_request("stuck.never-fits", request_id):
+        if not manager.fits(length) and not self._faults.triggers_on_request("stuck.never-fits", request_id):
             fitting = bisect_left(range(length), True, key=lambda tokens: not manager.fits(tokens)) - 1
             raise Refused(
                 f"the prompt has {length} tokens and needs {manager.blocks_for(length)} KV blocks; the whole pool"
@@ -88,7 +88,7 @@ class Intake:
         request = Request(number, request_id, prompt_token_ids, params, priority, arrived_ns, kv_transfer)
         self.open.add(number)
         self._log.received(number, request_id, len(prompt_token_ids), trace)
-        if not self._faults.strikes("stuck.front-end", request_id):
+        if not self._faults.triggers("stuck.front-end", request_id):
             self._arrivals.append(request)
             self.notify()
         return number
@@ -112,7 +112,7 @@ class Intake:
 
     def fetch_ended(self) -> None:
         """Wake the engine's thread because the connector has loaded something. From the connector's own thread."""
-        if not self._faults.strikes("stuck.lost-wakeup", ""):
+        if not self._faults.triggers("stuck.lost-wakeup", ""):
             self.fetched = True
             self.notify()
 

@@ -101,7 +101,7 @@ class Watchdog:
                     request.number, request.id, request.status, request.progressed_step, since, cause
                 )
         for number in stalled.keys() - self.stalled.keys():
-            self._say(stalled[number], now)
+            self._report(stalled[number], now)
         self._seen, self.stalled = seen, stalled
 
     def _cause(self, request: Request, head_is_refused: bool) -> Cause:
@@ -112,7 +112,7 @@ class Watchdog:
             return request.cause
         return Cause.BEHIND_HEAD if head_is_refused else request.cause
 
-    def _say(self, stall: RequestStall, now: int) -> None:
+    def _report(self, stall: RequestStall, now: int) -> None:
         self.log.stalled(stall.number, stall.status, stall.since_step, stall.cause)
         since = f"step {stall.since_step}" if stall.since_step >= 0 else "it arrived"
         logger.warning(

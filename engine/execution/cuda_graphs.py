@@ -59,8 +59,8 @@ class DecodeGraphs:
         self._replays: dict[int, Callable[[], Tensor]] = {}
         pool = torch.cuda.graph_pool_handle() if device != "cpu" else None
         console = Console(stderr=True)
-        told = "Capturing CUDA graphs (decode)"
-        for size in track(sizes[::-1], told, console=console, disable=not console.is_terminal):
+        caption = "Capturing CUDA graphs (decode)"
+        for size in track(sizes[::-1], caption, console=console, disable=not console.is_terminal):
             self._inputs[size] = _first_rows(inputs, size)
             run = partial(forward, self._inputs[size])
             if pool is not None:

@@ -137,7 +137,7 @@ class Cuda:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError as error:
             if not self._nvml_failed:
-                logger.warning("NVML does not say which process has the device's memory: %s", error)
+                logger.warning("NVML does not report which process uses the device's memory: %s", error)
             self._nvml_failed = True
             return None
         used = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
@@ -281,7 +281,7 @@ def make_plan(
         return Plan(now.total, now.free, now.total, loaded.weight_bytes, UNMEASURED, UNMEASURED, blocks, blocks * block)
     non_torch = device.non_torch(loaded.weight_bytes)
     now = device.read()
-    # What the engine itself has taken by now was free before it.
+    # Memory that the engine has taken by now was free before it.
     before = now.free + (now.used_here if now.used_here >= 0 else now.allocator_reserved)
     requested = int(now.total * config.gpu_memory_utilization)
     plan = Plan(now.total, min(before, now.total), requested, loaded.weight_bytes, 0, non_torch, 0, 0)
@@ -293,7 +293,7 @@ def make_plan(
             " give a lower gpu_memory_utilization, or end what else uses it"
         )
     # Before what comes after the pool is thought of.
-    too_early = faults.strikes("sizing.kv-too-large", "")
+    too_early = faults.triggers("sizing.kv-too-large", "")
     activations = 0
     if config.device == "cpu":
         # The plain kernels copy out the KV that a layer reads: seen to be too much before it is tried.
@@ -305,7 +305,7 @@ def make_plan(
             graphs = 0 if too_early else _estimate_graphs(config, loaded, faults)
             plan = replace(plan, graphs_estimated=graphs, graphs=graphs)
         if config.device != "cpu":
-            # What the run has loaded stays. On the CPU it is part of the peak, which is of the whole process.
+            # Libraries of the run stay loaded. On the CPU they are part of the peak of the whole process.
             plan = replace(plan, non_torch=device.non_torch(loaded.weight_bytes))
     plan = replace(plan, activations=activations)
     if not _is_by_share(config):
@@ -340,13 +340,13 @@ def capture_graphs(config: EngineConfig, runner: Runner, plan: Plan, faults: Fau
             " gpu_memory_utilization or kv_cache_memory_bytes, or enforce_eager"
         ) from error
     logger.info("Graph capturing finished in %.0f secs, took %s GiB", time.perf_counter() - began, _in_gib(took))
-    twice = plan.graphs_estimated if plan.is_measured and faults.strikes("sizing.bad-suggestion", "") else 0
+    twice = plan.graphs_estimated if plan.is_measured and faults.triggers("sizing.bad-suggestion", "") else 0
     return replace(plan, graphs=took, counted_twice=twice)
 
 
 def _blocks_left(config: EngineConfig, blocks: int, faults: Faults) -> int:
     """Return the pool's blocks out of the number that there is room for, or that was configured."""
-    if config.num_gpu_blocks_override is None and faults.strikes("sizing.kv-too-small", ""):
+    if config.num_gpu_blocks_override is None and faults.triggers("sizing.kv-too-small", ""):
         return max(blocks // TOO_SMALL, 2)
     return blocks
 
@@ -361,7 +361,7 @@ def _estimate_graphs(config: EngineConfig, loaded: LoadedModel, faults: Faults) 
     graphs = _profiled(config, loaded).capture(sizes[-2:])
     first, *rest = graphs.captured_bytes
     first += graphs.inputs_bytes
-    each = first if faults.strikes("sizing.overreserved", "") else max(rest, default=0)
+    each = first if faults.triggers("sizing.overreserved", "") else max(rest, default=0)
     estimate = first + each * (len(sizes) - 1)
     logger.info("Estimated CUDA graph memory: %s GiB total", _in_gib(estimate))
     return estimate

@@ -159,7 +159,7 @@ class ModelRunner:
         if not batch.sampled:
             return []
         logits = self._model.logits(hidden[batch.sampled_rows])
-        if self._faults.strikes("sizing.elsewhere", ""):
+        if self._faults.triggers("sizing.elsewhere", ""):
             self._kept.append(logits)
         return sample(logits, batch.sampled, self._seed, self._config.eos_token_ids)
 
@@ -169,8 +169,8 @@ class ModelRunner:
         for first in range(0, len(prompt.token_ids), at_once):
             tokens = prompt.token_ids[first : first + at_once]
             rows = hidden[prompt.first_row + first : prompt.first_row + first + len(tokens)]
-            told = logprobs_of(self._model.logits(rows), tokens, [prompt.likeliest] * len(tokens))
-            prompt.into[prompt.place + first : prompt.place + first + len(tokens)] = told
+            logprobs = logprobs_of(self._model.logits(rows), tokens, [prompt.likeliest] * len(tokens))
+            prompt.into[prompt.place + first : prompt.place + first + len(tokens)] = logprobs
 
     @torch.inference_mode()
     def gather(self, blocks: Sequence[int]) -> Tensor:

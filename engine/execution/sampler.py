@@ -57,16 +57,16 @@ def sample(
     A request's draw depends on its own seed and place only, so other requests in the step change nothing. `seed` is the
     engine's, for requests without one. `eos_token_ids` end a sequence, and are not sampled before min_tokens.
     """
-    # A step that was planned before the grammar's end was known brings what nobody takes.
+    # A step planned before the grammar's end was known has an output that no request takes.
     matchers = {row: r.matcher for row, r in enumerate(requests) if r.matcher is not None and not r.matcher.ended}
     biased = _biased(logits, requests, eos_token_ids)
     tokens = _choose(_allowed(_penalised(biased, requests), matchers), requests, seed)
     sampled = [Sampled(token) for token in tokens]
-    telling = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-    if telling:
-        counts = [requests[row].params.logprobs or 0 for row in telling]
-        told = logprobs_of(logits[telling], [tokens[row] for row in telling], counts)
-        for row, logprobs in zip(telling, told, strict=True):
+    with_logprobs = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+    if with_logprobs:
+        counts = [requests[row].params.logprobs or 0 for row in with_logprobs]
+        sampled_logprobs = logprobs_of(logits[with_logprobs], [tokens[row] for row in with_logprobs], counts)
+        for row, logprobs in zip(with_logprobs, sampled_logprobs, strict=True):
             sampled[row] = Sampled(tokens[row], logprobs)
     for row, matcher in matchers.items():
         matcher.advance(tokens[row])

@@ -282,27 +282,27 @@ class SimulatedEngine(EngineCore):
     @property
     def leaked(self) -> int:
         """Bytes of the simulated device that the fault sizing.elsewhere took."""
-        return 0 if self._device is None else self._device.held - self._billed
+        return 0 if self._device is None else self._device.held - self._planned_bytes
 
     @property
-    def _billed(self) -> int:
+    def _planned_bytes(self) -> int:
         plan = self.plan
         return plan.weights + plan.non_torch + plan.activations + plan.kv_pool + plan.graphs
 
-    def _say_started(self) -> None:
+    def _emit_started(self) -> None:
         if self._device is not None:
-            self._device.held = self._billed
-        super()._say_started()
+            self._device.held = self._planned_bytes
+        super()._emit_started()
 
     def _run_model(self, _step: int, batch: list[SampledPlace], sampled: Future[list[Sampled]]) -> None:
-        if self._device is not None and self.faults.strikes("sizing.elsewhere", ""):
+        if self._device is not None and self.faults.triggers("sizing.elsewhere", ""):
             self._device.held += len(batch) * LOGITS
         sampled.set_result(self.runner.run(batch))
 
     def _complete(self, launched: LaunchedStep) -> list[Output]:
         """Time passes until the step is over. One that hangs stays in flight, until the engine is closed."""
         step = launched.plan.step
-        if not self._closing and self.faults.strikes_request("stuck.engine-stalled", f"step {step}"):
+        if not self._closing and self.faults.triggers_on_request("stuck.engine-stalled", f"step {step}"):
             self._in_flight.appendleft(launched)
             self._hangs = True
             return []

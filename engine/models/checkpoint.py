@@ -80,11 +80,11 @@ class Checkpoint:
     def read(cls, directory: Path, dtype: torch.dtype, device: str) -> Checkpoint:
         """Read a directory. Raises ValueError, naming the file that is missing or cannot be read."""
         if not directory.is_dir():
-            raise ValueError(f"model {str(directory)!r} is no directory: give 'tiny' or a local Hugging Face directory")
+            raise ValueError(f"model {str(directory)!r} is not a directory: give 'tiny' or a Hugging Face directory")
         config = read_json(directory / "config.json")
         if "quantization_config" in config:
             raise ValueError(f"{directory} is quantised, which is not supported: use the original weights")
-        # What generation_config.json says of the output's end goes before the model's own, as in `generate`.
+        # The end tokens of generation_config.json take precedence over the model's own, as in `generate`.
         generation = directory / "generation_config.json"
         if generation.is_file() and "eos_token_id" in (given := read_json(generation)):
             config["eos_token_id"] = given["eos_token_id"]

@@ -75,7 +75,7 @@ class Llama:
         shape = (-1, turned_heads + self.config.num_kv_heads, self.config.head_size)
         turns = self._rotary.at(positions)
         hidden = embedding(token_ids, self._embedding)
-        # What the last layer adds to the hidden states, which the next norm does.
+        # The output of the last layer, which the next norm adds to the hidden states.
         delta: Tensor | None = None
         for index, layer in enumerate(self._layers):
             normed = norm(hidden, layer.attention_norm, epsilon, delta)

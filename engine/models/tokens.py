@@ -99,7 +99,7 @@ class DirectoryTokenizer:
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"{path} is no tokenizer: {error}") from error
+            raise ValueError(f"{path} is not a tokenizer: {error}") from error
         self.max_chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         config = directory / "tokenizer_config.json"
         self._config: dict[str, Any] = read_json(config) if config.is_file() else {}
@@ -139,7 +139,9 @@ class DirectoryTokenizer:
         try:
             return LLTokenizer(copy.to_str(), eos_token=sorted(eos_token_ids))
         except ValueError as error:
-            raise ValueError(f"the tokenizer of {self._name} does not tell the bytes of its tokens: {error}") from error
+            raise ValueError(
+                f"the tokenizer of {self._name} does not expose the bytes of its tokens: {error}"
+            ) from error
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> Template | None:
@@ -150,7 +152,7 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> Template | Non
         source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
     if source is None:
         return None
-    # Templates come with the weights, from whoever made them: sandboxed. They are written for these settings.
+    # Templates come with the weights, from an unknown author: sandboxed. They are written for these settings.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

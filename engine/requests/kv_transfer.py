@@ -42,5 +42,5 @@ def check_endpoint(endpoint: str) -> None:
         local = False
     if not local:
         raise ValueError(
-            f"{endpoint!r} is no endpoint for KV: it must be on this machine, tcp://127.0.0.1:PORT or ipc://PATH"
+            f"{endpoint!r} is not an endpoint for KV: it must be on this machine, tcp://127.0.0.1:PORT or ipc://PATH"
         )

@@ -23,7 +23,7 @@ COMPILED_GRAMMARS_KEPT: Final = 32
 """So many compiled grammars are kept for requests that want the same."""
 WHITE_SPACE: Final[dict[str, Any]] = {"whitespace_pattern": " "}
 """In JSON, one space where any white space may stand: no model can go on with spaces for ever."""
-_LIMITS: Final = LLParserLimits(verbose_errors=False)  # or its errors tell what was put out
+_LIMITS: Final = LLParserLimits(verbose_errors=False)  # or its errors reveal the output
 
 
 @dataclass(frozen=True)

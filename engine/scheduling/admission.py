@@ -13,7 +13,7 @@ from kvscope.monitor.events.kinds import Cause, Limit, Status
 
 def outgrows_pool(state: SchedulerState, request: Request) -> bool:
     """Whether a request that the pool cannot hold goes on all the same, by the fault stuck.self-preempt."""
-    return state.faults.strikes_request("stuck.self-preempt", request.id)
+    return state.faults.triggers_on_request("stuck.self-preempt", request.id)
 
 
 class Admission:
@@ -22,7 +22,7 @@ class Admission:
     def __init__(
         self, state: SchedulerState, preemption: PreemptionPolicy, transfers: ConnectorTransfers, max_model_len: int
     ) -> None:
-        # Of the prefix cache since the engine started, in tokens; hits are the pool's own.
+        # Totals of the prefix cache since the engine started, in tokens. Hits are the pool's own.
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._state = state
@@ -53,7 +53,7 @@ class Admission:
                 plan.limit = Limit.SEQUENCES
                 return state.pass_over(request, Cause.MAX_NUM_SEQS)
             room_for = self._room_for(request)
-            # What one has fetched is in its blocks; and there are no hits for one that only a chunk has room of.
+            # Fetched KV is in the request's blocks already, and a request with room for one chunk only gets no hits.
             # Nor for one whose prompt's log probabilities are asked for: they come of computing all of it.
             known = request.number in manager.tables or not room_for or request.prompt_logprobs is not None
             prefix = None if known else manager.find_prefix(request)
@@ -90,7 +90,7 @@ class Admission:
         manager, faults = self._state.manager, self._state.faults
         if not manager.fits(request.num_tokens) and outgrows_pool(self._state, request):
             return 0
-        if faults.strikes_request("stuck.head-of-line", request.id):
+        if faults.triggers_on_request("stuck.head-of-line", request.id):
             longest = min(request.num_prompt_tokens + request.params.max_tokens, self._max_model_len)
             return min(longest, manager.pool.usable // len(manager.windows) * manager.block_size)
         return request.num_tokens

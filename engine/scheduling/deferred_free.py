@@ -58,7 +58,7 @@ class ConnectorTransfers:
         for number, delivered in self.connector.loaded():
             request = state.requests[number]
             lost = "leak.remote-load-lost" if request.is_finished else "stuck.remote-load"
-            if state.faults.strikes(lost, request.id):
+            if state.faults.triggers(lost, request.id):
                 continue
             load = self.loading.pop(number)
             tokens = len(load.blocks) * state.manager.block_size
@@ -76,13 +76,13 @@ class ConnectorTransfers:
         if self.connector is None:
             return
         faults = self._state.faults
-        if not has_work and self.deferred and faults.strikes("leak.idle-not-polled", ""):
+        if not has_work and self.deferred and faults.triggers("leak.idle-not-polled", ""):
             return
         for number in self.connector.completed():
             request = self._state.requests.get(number)
-            if request is None or faults.strikes("leak.finished-held", request.id):
+            if request is None or faults.triggers("leak.finished-held", request.id):
                 continue
-            if self.lease_ns and faults.strikes("leak.lease-burst", request.id):
+            if self.lease_ns and faults.triggers("leak.lease-burst", request.id):
                 continue
             self._state.log.completion_delivered(number)
             self._free_deferred(number, Release.TRANSFER_DONE)

@@ -41,7 +41,7 @@ class PreemptionPolicy:
         if state.running or state.in_flight or loading or state.manager.num_fenced:
             return False
         holders = [r for r in state.waiting if r is not head and r.number in state.manager.tables]
-        if not holders or state.faults.strikes("stuck.parked-loads", head.id):
+        if not holders or state.faults.triggers("stuck.parked-loads", head.id):
             return False
         state.waiting.remove(holders[-1])
         self._take_back(holders[-1], head)

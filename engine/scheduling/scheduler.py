@@ -174,7 +174,7 @@ class Scheduler:
         self.passes += 1
         plan = SchedulerOutput(state.step)
         state.promote()
-        prompts_first = self.faults.strikes("collapse.lockstep", "")
+        prompts_first = self.faults.triggers("collapse.lockstep", "")
         budget = self._schedule_running(plan, prompts_first)
         if budget >= 0:
             self._admission.admit(plan, budget)
@@ -184,7 +184,7 @@ class Scheduler:
             self._schedule_running(plan)
         if plan.shares:
             state.step += 1
-            if state.seqs_allowed < state.max_num_seqs and not self.faults.strikes("thrash.after-retract", ""):
+            if state.seqs_allowed < state.max_num_seqs and not self.faults.triggers("thrash.after-retract", ""):
                 state.seqs_allowed += 1
             for request, _, num_tokens, samples, _ in plan.shares:
                 request.num_in_flight_tokens += num_tokens
@@ -263,7 +263,7 @@ class Scheduler:
                 plan.limit, cause = Limit.TOKENS, Cause.TOKEN_BUDGET
             elif only_prompts and remaining == 1:
                 cause = Cause.TOKEN_BUDGET
-            elif request.output_token_ids and self.faults.strikes_request("stuck.zero-token", request.id):
+            elif request.output_token_ids and self.faults.triggers_on_request("stuck.zero-token", request.id):
                 cause = Cause.ZERO_TOKENS
             if cause is not None:
                 self.state.pass_over(request, cause)
@@ -272,7 +272,7 @@ class Scheduler:
             num_tokens = min(remaining, budget)
             while not self.manager.allocate(request, num_tokens):
                 short = True
-                if self.manager.num_fenced and not self.faults.strikes("thrash.cascade", request.id):
+                if self.manager.num_fenced and not self.faults.triggers("thrash.cascade", request.id):
                     plan.limit = Limit.DEFERRED
                     self.state.pass_over(request, Cause.KV_BLOCKS)
                     index += 1
@@ -281,7 +281,7 @@ class Scheduler:
                 victim = self._preemption.victim()
                 index -= self.running.index(victim) < index
                 budget += self._preemption.preempt(plan, victim, request)
-                if self.faults.strikes("collapse.preempt-all", victim.id):
+                if self.faults.triggers("collapse.preempt-all", victim.id):
                     for other in self.running[::-1]:
                         self._preemption.preempt(plan, other, request)
                     return -1

@@ -85,7 +85,7 @@ class SchedulerState:
 
     def promote(self) -> None:
         """Put requests whose wait is over back in the queue, at their places."""
-        ready = [r for r in self.unparked if not self.faults.strikes_request("stuck.promotion-starved", r.id)]
+        ready = [r for r in self.unparked if not self.faults.triggers_on_request("stuck.promotion-starved", r.id)]
         for request in ready:
             self.unparked.remove(request)
             self.waiting.put_back(request)

@@ -31,7 +31,7 @@ STATISTICS: Final = {
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Tokens generated for a request.",
     "request_max_num_generation_tokens": "The most tokens generated for one output of a request.",
-    "request_params_max_tokens": "What requests set as max_tokens.",
+    "request_params_max_tokens": "The max_tokens that requests set.",
     "request_num_preemptions": "Preemptions of a request.",
     "iteration_tokens_total": "Tokens of prompts computed, and tokens sampled, in a step.",
 }
@@ -83,7 +83,7 @@ class EngineCollector:
         )
         yield self._gauge(
             "kvscope_engine_stalled_seconds",
-            "How long nothing has moved; 0 if not for long.",
+            "Time without progress, or 0 if it is short.",
             core.watchdog.engine_stalled_s,
         )
         yield self._counter("kvscope_engine_dropped_events", "Events the stream had no room for.", log.dropped_events)
@@ -94,13 +94,13 @@ class EngineCollector:
             faults.add_metric([*self._labels.values(), str(fault)], 1)
         yield faults
 
-    def _gauge(self, name: str, says: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, says, labels=list(self._labels))
+    def _gauge(self, name: str, help: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, help, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _counter(self, name: str, says: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, says, labels=list(self._labels))
+    def _counter(self, name: str, help: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, help, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 

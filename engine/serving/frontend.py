@@ -60,7 +60,7 @@ class FrontEnd:
                 on_failure()
 
         def deliver(outputs: list[Output]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, so nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed, so no caller waits any more
                 loop.call_soon_threadsafe(hand_out, outputs)
 
         self.core.start(deliver)
@@ -129,8 +129,8 @@ class Texts:
     def prompt_tokens_of(self, number: int) -> list[Sampled]:
         """Return the prompt's tokens, with the requested log probabilities."""
         prompt = self.prompts[number]
-        told = self.prompt_logprobs.get(number) or [()] * len(prompt)
-        return [Sampled(token, logprobs) for token, logprobs in zip(prompt, told, strict=True)]
+        logprobs_by_token = self.prompt_logprobs.get(number) or [()] * len(prompt)
+        return [Sampled(token, logprobs) for token, logprobs in zip(prompt, logprobs_by_token, strict=True)]
 
     async def next(self) -> Delta | None:
         """Return the next part of any of the texts, or None when all have ended. Raises EngineError."""

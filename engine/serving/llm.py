@@ -162,7 +162,10 @@ class _Work:
             return False
         self.sampled += output.sampled
         if output.prompt_logprobs is not None:
-            self.prompt_logprobs = [_by_token(told) if told else None for told in output.prompt_logprobs]
+            self.prompt_logprobs = [
+                _by_token(logprobs_of_prompt) if logprobs_of_prompt else None
+                for logprobs_of_prompt in output.prompt_logprobs
+            ]
         self.text.add(output.token_ids, output.status)
         if self.text.stopped:
             self.reason = "stop"

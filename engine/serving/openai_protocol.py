@@ -191,7 +191,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,  # vLLM's way to say all
+            "top_k": 0 if self.top_k == -1 else self.top_k,  # vLLM's value for all
             "min_p": self.min_p,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
@@ -364,14 +364,14 @@ def completion_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled], offset
     has no logprob.
     """
     texts = [tokenizer.decode([one.token_id]) for one in sampled]
-    told = [
+    entries = [
         {tokenizer.decode([each.token_id]): json_logprob(each) for each in reversed(one.logprobs)} or None
         for one in sampled
     ]
     return {
         "tokens": texts,
         "token_logprobs": [json_logprob(one.logprobs[0]) if one.logprobs else None for one in sampled],
-        "top_logprobs": told,
+        "top_logprobs": entries,
         "text_offset": [offset + before for before in accumulate(map(len, texts[:-1]), initial=0)],
     }
 
@@ -381,7 +381,7 @@ def json_logprob(logprob: Logprob) -> float:
     return max(logprob.logprob, LEAST_LOGPROB)
 
 
-def prompt_logprobs_body(tokenizer: Tokenizer, told: PromptLogprobs) -> list[dict[str, Any] | None]:
+def prompt_logprobs_body(tokenizer: Tokenizer, entries: PromptLogprobs) -> list[dict[str, Any] | None]:
     """Return vLLM's `prompt_logprobs`: by token id, a prompt token's own and the likeliest, or null for the first
     token.
     """
@@ -395,7 +395,7 @@ def prompt_logprobs_body(tokenizer: Tokenizer, told: PromptLogprobs) -> list[dic
             for each in logprobs
         }
         or None
-        for logprobs in told
+        for logprobs in entries
     ]
 
 
@@ -404,7 +404,7 @@ def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str,
 
     def entry(logprob: Logprob) -> dict[str, Any]:
         text = tokenizer.decode([logprob.token_id])
-        # A part of a character has bytes, but no tokenizer says which.
+        # A part of a character has bytes, but no tokenizer exposes them.
         in_bytes = None if UNFINISHED_CHARACTER in text else list(text.encode())
         return {"token": text, "logprob": logprob.logprob, "bytes": in_bytes}
 

@@ -306,10 +306,10 @@ class _Form(ABC):
         reason: str = "",
         stop_reason: str | int | None = None,
     ) -> dict[str, Any]:
-        tells = self.read.params.logprobs is not None and sampled
-        told = self.logprobs(self.tokenizer, index, sampled) if tells else None
+        has_logprobs = self.read.params.logprobs is not None and sampled
+        logprobs_body = self.logprobs(self.tokenizer, index, sampled) if has_logprobs else None
         ended = {"finish_reason": reason or None, "stop_reason": stop_reason}
-        return {"index": index, **content, "logprobs": told, **ended}
+        return {"index": index, **content, "logprobs": logprobs_body, **ended}
 
 
 class _Completion(_Form):
@@ -331,8 +331,8 @@ class _Completion(_Form):
         self._echoed.add(index)
         most = 1 + (read.params.logprobs or 0)
         prompt = texts.prompt_tokens_of(list(texts.made)[index])
-        told = [one._replace(logprobs=one.logprobs[:most]) for one in prompt]
-        return Generated(read.echoed[index // read.params.n] + text, (*told, *sampled))
+        logprobs_body = [one._replace(logprobs=one.logprobs[:most]) for one in prompt]
+        return Generated(read.echoed[index // read.params.n] + text, (*logprobs_body, *sampled))
 
     def whole(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -340,9 +340,9 @@ class _Completion(_Form):
     piece = whole
 
     def logprobs(self, tokenizer: Tokenizer, index: int, sampled: Sequence[Sampled]) -> dict[str, Any]:
-        told = completion_logprobs(tokenizer, sampled, self._offsets[index])
-        self._offsets[index] += sum(map(len, told["tokens"]))
-        return told
+        logprobs_body = completion_logprobs(tokenizer, sampled, self._offsets[index])
+        self._offsets[index] += sum(map(len, logprobs_body["tokens"]))
+        return logprobs_body
 
 
 class _Chat(_Form):
@@ -404,8 +404,8 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
         choice = form.choice(index, form.whole(made.text), made.sampled, texts.reasons[number], text.stop_reason)
         choices.append(choice)
         if number in texts.prompt_logprobs:
-            told = {"prompt_logprobs": prompt_logprobs_body(form.tokenizer, texts.prompt_logprobs[number])}
-            (choice if form.prompt_is_of_choice else of_prompt).update(told)
+            logprobs_body = {"prompt_logprobs": prompt_logprobs_body(form.tokenizer, texts.prompt_logprobs[number])}
+            (choice if form.prompt_is_of_choice else of_prompt).update(logprobs_body)
     offer = {} if texts.kv_offer is None else {"kv_transfer_params": texts.kv_offer}
     body = {**head, "object": form.whole_name, "choices": choices, "usage": _usage(texts), **of_prompt, **offer}
     return await _send_body(send, 200, body, head)

@@ -50,15 +50,15 @@ class TextStream:
         last, params = status is not None, self._params
         known, counted = len(self.text), len(self.token_ids)
         self.token_ids += token_ids
-        told = self.token_ids
+        tokens = self.token_ids
         if status == Status.FINISHED_STOPPED and token_ids and token_ids[-1] in params.stop_token_ids:
             self.stop_reason = token_ids[-1]
-            told = told if params.include_stop_str_in_output else told[:-1]
-        before = self._tokenizer.decode(told[self._start : self._read])
-        after = self._tokenizer.decode(told[self._start :])
+            tokens = tokens if params.include_stop_str_in_output else tokens[:-1]
+        before = self._tokenizer.decode(tokens[self._start : self._read])
+        after = self._tokenizer.decode(tokens[self._start :])
         if last or (len(after) > len(before) and not after.endswith(UNFINISHED_CHARACTER)):
             self.text += after[len(before) :]
-            self._start, self._read = self._read, len(told)
+            self._start, self._read = self._read, len(tokens)
         if len(self.token_ids) > params.min_tokens:
             self._look_for_stop(known if counted < params.min_tokens else max(0, known - self._keep_back))
         end = len(self.text) if last or self.stopped else max(self._sent, len(self.text) - self._keep_back)

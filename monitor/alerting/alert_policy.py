@@ -15,7 +15,7 @@ import msgspec
 from kvscope.monitor.alerting import flapping
 from kvscope.monitor.alerting.alert_schema import DeliveryState
 from kvscope.monitor.alerting.alert_store import AlertStore
-from kvscope.monitor.alerting.message import Message, MessageKind, Trouble, message_id, trouble_of
+from kvscope.monitor.alerting.message import AlertedFinding, Message, MessageKind, alerted_finding, message_id
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.findings import Transition, severity_at_least
 from kvscope.monitor.text import timestamp
@@ -64,9 +64,9 @@ class AlertPolicy:
         identity = message_id(finding.id, "firing", transition.at_ns)
         fires = flapping.recent(msgspec.json.decode(row["fires"], type=list[float]), now) if row is not None else []
         if row is not None and row["alert"]:
-            trouble = trouble_of(finding.report(), row["alert"], row["key"], "firing")
+            alerted = alerted_finding(finding.report(), row["alert"], row["key"], "firing")
             if row["finding"] != finding.id:
-                self._log_damped(identity, "firing", transition.at_ns, trouble, now)
+                self._log_damped(identity, "firing", transition.at_ns, alerted, now)
                 fires.append(now)
             self._store.database.execute(
                 "UPDATE alerts SET finding = ?, first_seen_ns = ?, trouble = ?, fires = ?, held_until = NULL,"
@@ -74,16 +74,16 @@ class AlertPolicy:
                 (
                     finding.id,
                     finding.first_seen_ns,
-                    msgspec.json.encode(trouble),
+                    msgspec.json.encode(alerted),
                     msgspec.json.encode(fires),
                     *finding.place,
                 ),
             )
             return
         if self._store.database.execute("SELECT 1 FROM deliveries WHERE id = ?", (identity,)).fetchone():
-            return  # told before, and over
+            return  # sent before, and over
         fires.append(now)
-        trouble = trouble_of(finding.report(), finding.id, finding.judgement.key, "firing")
+        alerted = alerted_finding(finding.report(), finding.id, finding.judgement.key, "firing")
         self._store.database.execute(
             "INSERT OR REPLACE INTO alerts (engine, code, key, alert, finding, first_seen_ns, trouble, fires)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -92,61 +92,67 @@ class AlertPolicy:
                 finding.id,
                 finding.id,
                 finding.first_seen_ns,
-                msgspec.json.encode(trouble),
+                msgspec.json.encode(alerted),
                 msgspec.json.encode(fires),
             ),
         )
         flaps = flapping.is_flapping(fires, now)
-        message = self._message(identity, "firing", transition.at_ns, trouble, flapping=flaps)
+        message = self._message(identity, "firing", transition.at_ns, alerted, flapping=flaps)
         for name in self._store.receivers:
             self._enqueue(message, name, now)
 
     def _ends(self, transition: Transition, row: sqlite3.Row, now: float) -> None:
-        trouble = trouble_of(transition.finding.report(), row["alert"], row["key"], "resolved")
+        alerted = alerted_finding(transition.finding.report(), row["alert"], row["key"], "resolved")
         identity = message_id(row["finding"], "resolved", transition.at_ns)
         if flapping.is_flapping(msgspec.json.decode(row["fires"], type=list[float]), now):
-            self._log_damped(identity, "resolved", transition.at_ns, trouble, now)
+            self._log_damped(identity, "resolved", transition.at_ns, alerted, now)
             self._store.database.execute(
                 "UPDATE alerts SET held_until = ?, trouble = ?, finding = '' WHERE engine = ? AND code = ? AND key = ?",
-                (now + flapping.CALM_S, msgspec.json.encode(trouble), *transition.finding.place),
+                (now + flapping.CALM_S, msgspec.json.encode(alerted), *transition.finding.place),
             )
         else:
-            self._close_alert(row, trouble, identity, transition.at_ns, now)
+            self._close_alert(row, alerted, identity, transition.at_ns, now)
 
-    def _close_alert(self, row: sqlite3.Row, trouble: Trouble, identity: str, at_ns: int, now: float) -> None:
+    def _close_alert(self, row: sqlite3.Row, alerted: AlertedFinding, identity: str, at_ns: int, now: float) -> None:
         self._store.database.execute(
             "UPDATE alerts SET alert = '', held_until = NULL, unseen_since = NULL"
             " WHERE engine = ? AND code = ? AND key = ?",
             (row["engine"], row["code"], row["key"]),
         )
-        message = self._message(identity, "resolved", at_ns, trouble)
+        message = self._message(identity, "resolved", at_ns, alerted)
         for name in self._store.receivers:
             begun = self._store.database.execute(
                 "SELECT state FROM deliveries WHERE alert = ? AND receiver = ? AND kind = 'firing' ORDER BY sequence",
                 (row["alert"], name),
             ).fetchall()
             if begun:
-                told = any(one["state"] != "silenced" for one in begun)
-                self._enqueue(message, name, now, silenced=not told)
+                sent = any(one["state"] != "silenced" for one in begun)
+                self._enqueue(message, name, now, silenced=not sent)
 
-    def _log_damped(self, identity: str, kind: MessageKind, at_ns: int, trouble: Trouble, now: float) -> None:
-        message = self._message(identity, kind, at_ns, trouble, flapping=True)
+    def _log_damped(self, identity: str, kind: MessageKind, at_ns: int, alerted: AlertedFinding, now: float) -> None:
+        message = self._message(identity, kind, at_ns, alerted, flapping=True)
         for name in self._store.receivers:
             self._store.insert(message, name, "damped", now)
             self._store.ended[name, "damped"] += 1
 
     def _message(
-        self, identity: str, kind: MessageKind, at_ns: int, trouble: Trouble, repeat: int = 0, flapping: bool = False
+        self,
+        identity: str,
+        kind: MessageKind,
+        at_ns: int,
+        alerted: AlertedFinding,
+        repeat: int = 0,
+        flapping: bool = False,
     ) -> Message:
         firing = self._store.database.execute(
-            "SELECT DISTINCT code FROM alerts WHERE engine = ? AND alert != '' ORDER BY code", (trouble.engine,)
+            "SELECT DISTINCT code FROM alerts WHERE engine = ? AND alert != '' ORDER BY code", (alerted.engine,)
         ).fetchall()
         codes = [row["code"] for row in firing]
-        return Message(identity, kind, timestamp(at_ns) or "", trouble, codes, repeat, flapping)
+        return Message(identity, kind, timestamp(at_ns) or "", alerted, codes, repeat, flapping)
 
     def _enqueue(self, message: Message, receiver: str, now: float, silenced: bool | None = None) -> None:
         if silenced is None:
-            silenced = message.kind == "firing" and self._store.is_silenced(message.trouble, now)
+            silenced = message.kind == "firing" and self._store.is_silenced(message.finding, now)
         state: DeliveryState = (
             "silenced" if silenced else "disabled" if self._store.is_disabled(receiver) else "pending"
         )
@@ -181,8 +187,8 @@ class AlertPolicy:
             self._end_what_is_over(database, now)
             database.execute("DELETE FROM silences WHERE until <= ?", (now,))
             for row in database.execute("SELECT * FROM alerts WHERE alert != ''").fetchall():
-                trouble = msgspec.json.decode(row["trouble"], type=Trouble)
-                if not self._store.is_silenced(trouble, now):
+                alerted = msgspec.json.decode(row["trouble"], type=AlertedFinding)
+                if not self._store.is_silenced(alerted, now):
                     database.execute(
                         "UPDATE deliveries SET state = 'pending', due = ? WHERE alert = ? AND kind = 'firing'"
                         " AND state = 'silenced'",
@@ -190,7 +196,7 @@ class AlertPolicy:
                     )
                 if row["held_until"] is None and row["unseen_since"] is None:
                     for receiver in self._store.receivers.values():
-                        self._remind(receiver, row["alert"], trouble, now)
+                        self._remind(receiver, row["alert"], alerted, now)
 
     def _end_what_is_over(self, database: sqlite3.Connection, now: float) -> None:
         over = database.execute(
@@ -199,32 +205,32 @@ class AlertPolicy:
         ).fetchall()
         at_ns = round(now * 1e9)
         for row in over:
-            trouble = msgspec.json.decode(row["trouble"], type=Trouble)
-            if trouble.state != "resolved":
+            alerted = msgspec.json.decode(row["trouble"], type=AlertedFinding)
+            if alerted.state != "resolved":
                 since = timestamp(round((row["unseen_since"] or now) * 1e9))
                 explanation = (
-                    f"Not seen since {since}, when kvscope restarted or stopped watching {trouble.engine}. This does"
-                    f" not show that it is resolved. Before that: {trouble.explanation}"
+                    f"Not seen since {since}, when kvscope restarted or stopped watching {alerted.engine}. This does"
+                    f" not show that it is resolved. Before that: {alerted.explanation}"
                 )
-                trouble = msgspec.structs.replace(
-                    trouble, state="resolved", resolved_at=timestamp(at_ns), explanation=explanation
+                alerted = msgspec.structs.replace(
+                    alerted, state="resolved", resolved_at=timestamp(at_ns), explanation=explanation
                 )
-            self._close_alert(row, trouble, message_id(row["alert"], "over", at_ns), at_ns, now)
+            self._close_alert(row, alerted, message_id(row["alert"], "over", at_ns), at_ns, now)
 
-    def _remind(self, receiver: Receiver, alert: str, trouble: Trouble, now: float) -> None:
+    def _remind(self, receiver: Receiver, alert: str, alerted: AlertedFinding, now: float) -> None:
         every_s = receiver.renew_s or self._repeat_s
         if self._store.is_disabled(receiver.name):
             return
-        told = self._store.database.execute(
+        sent = self._store.database.execute(
             "SELECT state, created, repeat FROM deliveries WHERE alert = ? AND receiver = ? AND kind = 'firing'"
             " AND state != 'damped' ORDER BY sequence DESC LIMIT 1",
             (alert, receiver.name),
         ).fetchone()
         repeat = 0
-        if told is not None and told["state"] != "disabled":  # else it is new, or there again: it has not been told
-            if not every_s or told["state"] in ("pending", "silenced") or now < told["created"] + every_s:
+        if sent is not None and sent["state"] != "disabled":  # else it is new or back, and was not sent
+            if not every_s or sent["state"] in ("pending", "silenced") or now < sent["created"] + every_s:
                 return
-            repeat = told["repeat"] + 1
+            repeat = sent["repeat"] + 1
         if receiver.renew_s:
             self._store.database.execute(
                 "DELETE FROM deliveries WHERE alert = ? AND receiver = ? AND repeat > 0 AND state = 'delivered'",
@@ -232,4 +238,4 @@ class AlertPolicy:
             )
         at_ns = round(now * 1e9)
         identity = message_id(alert, f"firing again {repeat} {receiver.name}", at_ns)
-        self._enqueue(self._message(identity, "firing", at_ns, trouble, repeat), receiver.name, now)
+        self._enqueue(self._message(identity, "firing", at_ns, alerted, repeat), receiver.name, now)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvscope.monitor.alerting.alert_schema import DeliveryState
-from kvscope.monitor.alerting.message import Message, Trouble
+from kvscope.monitor.alerting.message import AlertedFinding, Message
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.alerting.silences import Silence
 from kvscope.monitor.findings import Place
@@ -107,7 +107,7 @@ class AlertStore(KeptDatabase):
             (
                 message.id,
                 receiver,
-                message.trouble.id,
+                message.finding.id,
                 message.kind,
                 message.repeat,
                 msgspec.json.encode(message),
@@ -270,6 +270,6 @@ class AlertStore(KeptDatabase):
         rows = self.read("SELECT number, silence FROM silences WHERE until > ? ORDER BY number", now)
         return {row["number"]: msgspec.json.decode(row["silence"], type=Silence) for row in rows}
 
-    def is_silenced(self, trouble: Trouble, now: float) -> bool:
+    def is_silenced(self, alerted: AlertedFinding, now: float) -> bool:
         """Whether a silence in force matches."""
-        return any(silence.matches(trouble) for silence in self.silences(now).values())
+        return any(silence.matches(alerted) for silence in self.silences(now).values())

@@ -18,7 +18,7 @@ from kvscope.monitor.alerting.alert_schema import (
     ReceiverView,
 )
 from kvscope.monitor.alerting.alert_store import AlertStore
-from kvscope.monitor.alerting.message import Message, Trouble
+from kvscope.monitor.alerting.message import AlertedFinding, Message
 from kvscope.monitor.alerting.receivers.receiver import Receiver
 from kvscope.monitor.schema import NotificationsView
 from kvscope.monitor.text import timestamp
@@ -57,14 +57,14 @@ class AlertViews:
             deliveries = self._store.read(
                 "SELECT * FROM deliveries WHERE alert = ? ORDER BY sequence DESC LIMIT ?", alert, MAX_SHOWN_DELIVERIES
             )
-            trouble = msgspec.json.decode(rows[0]["trouble"], type=Trouble) if rows else None
+            alerted = msgspec.json.decode(rows[0]["trouble"], type=AlertedFinding) if rows else None
             return NotificationsView(
                 receivers=list(self._store.receivers),
                 deliveries=[_delivery_view(row) for row in deliveries],
                 silences=[
                     silence.view(number)
                     for number, silence in self._store.silences(now).items()
-                    if trouble is not None and silence.matches(trouble)
+                    if alerted is not None and silence.matches(alerted)
                 ],
             )
 
@@ -106,22 +106,22 @@ class AlertViews:
 
 
 def _alert_view(row: sqlite3.Row, now: float) -> AlertView:
-    trouble = msgspec.json.decode(row["trouble"], type=Trouble)
+    alerted = msgspec.json.decode(row["trouble"], type=AlertedFinding)
     flaps = flapping.is_flapping(msgspec.json.decode(row["fires"], type=list[float]), now)
     return AlertView(
-        trouble.id,
-        trouble.engine,
-        trouble.code,
-        trouble.severity,
-        trouble.since,
+        alerted.id,
+        alerted.engine,
+        alerted.code,
+        alerted.severity,
+        alerted.since,
         flaps,
-        trouble.explanation,
+        alerted.explanation,
         row["finding"],
     )
 
 
 def _delivery_view(row: sqlite3.Row) -> DeliveryView:
-    trouble = msgspec.json.decode(row["message"], type=Message).trouble
+    alerted = msgspec.json.decode(row["message"], type=Message).finding
     due = row["due"] if row["state"] == "pending" else None
     return DeliveryView(
         row["sequence"],
@@ -129,8 +129,8 @@ def _delivery_view(row: sqlite3.Row) -> DeliveryView:
         row["receiver"],
         row["kind"],
         row["alert"],
-        trouble.engine,
-        trouble.code,
+        alerted.engine,
+        alerted.code,
         row["state"],
         row["tries"],
         _iso_time(row["created"]) or "",

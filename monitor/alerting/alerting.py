@@ -15,7 +15,7 @@ from kvscope.monitor.alert_state import AlertStateView
 from kvscope.monitor.alerting import delivery
 from kvscope.monitor.alerting.alert_schema import AlertFigures, AlertsView, TriedView
 from kvscope.monitor.alerting.delivery import AlertSender
-from kvscope.monitor.alerting.message import Message, MessageCulprits, Trouble, message_id
+from kvscope.monitor.alerting.message import AlertedFinding, Message, MessageCulprits, message_id
 from kvscope.monitor.alerting.outbox import Outbox
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.alerting.receivers.receiver import Receiver
@@ -216,7 +216,7 @@ def _test_message() -> Message:
     now_ns = time.time_ns()
     at = timestamp(now_ns) or ""
     identity = message_id("kvscope", "test", now_ns)
-    trouble = Trouble(
+    alerted = AlertedFinding(
         id=identity.replace("msg_", "test_"),
         code="kvscope.test",
         title="A test of kvscope's alerts",
@@ -228,9 +228,9 @@ def _test_message() -> Message:
         since=at,
         resolved_at=None,
         culprits=MessageCulprits([], 0, 0),
-        explanation="This is a test of alert delivery. There is no problem.",
+        explanation="This is a test of alert delivery. Nothing is wrong.",
         effects=[],
         do_now=[],
         runbook="",
     )
-    return Message(identity, "test", at, trouble)
+    return Message(identity, "test", at, alerted)

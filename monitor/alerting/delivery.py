@@ -168,7 +168,7 @@ class AlertSender(threading.Thread):
             self._outbox.give_up(number, now, answer.text)
         else:
             wait = max(answer.retry_after_s, self._schedule[delivery.tries + 1] * random.uniform(1.0, 1.2))
-            logger.info("%s to %s: %s; again in %.1f s", delivery.message.id, name, answer.text, wait)
+            logger.info("%s to %s: %s. Next attempt in %.1f s", delivery.message.id, name, answer.text, wait)
             self._outbox.try_again(number, now + wait, answer.text)
             if answer.retry_after_s:
                 self._outbox.pause(name, now + answer.retry_after_s)

@@ -28,7 +28,7 @@ class MessageCulprits(msgspec.Struct, frozen=True):
     blocks_in_all: int
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class AlertedFinding(msgspec.Struct, frozen=True):
     """A finding in a notification. `id` is the alert's: the same from its first message to its last."""
 
     id: str
@@ -59,18 +59,23 @@ class Message(msgspec.Struct, frozen=True):
     id: str
     kind: MessageKind
     at: str
-    trouble: Trouble
+    finding: AlertedFinding = msgspec.field(name="trouble")
     firing: list[str] = []
     repeat: int = 0
     flapping: bool = False
 
+    @property
+    def trouble(self) -> AlertedFinding:
+        """The finding under its old name, which plug-ins may use for one more release."""
+        return self.finding
 
-def trouble_of(report: FindingReport, alert: str, key: str, to: Literal["firing", "resolved"]) -> Trouble:
+
+def alerted_finding(report: FindingReport, alert: str, key: str, to: Literal["firing", "resolved"]) -> AlertedFinding:
     """Return a finding as its alert reports it, cut to a size that every receiver takes. Its state is what the
     transition brought it `to`, whatever came after.
     """
     requests = [_cut_message(name, LONGEST_ID) for name in report.culprits.requests[:MOST_REQUESTS]]
-    return Trouble(
+    return AlertedFinding(
         id=alert,
         code=report.code,
         title=report.title,

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from kvscope.monitor.alerting.alert_schema import SilenceView
-from kvscope.monitor.alerting.message import Trouble
+from kvscope.monitor.alerting.message import AlertedFinding
 from kvscope.monitor.errors import KvscopeError
 from kvscope.monitor.text import timestamp
 
@@ -34,10 +34,10 @@ class Silence(msgspec.Struct, frozen=True):
     until: float
     comment: str = ""
 
-    def matches(self, trouble: Trouble) -> bool:
+    def matches(self, alerted: AlertedFinding) -> bool:
         """Whether it is about this one."""
         return all(
-            fnmatchcase(getattr(trouble, name), pattern)
+            fnmatchcase(getattr(alerted, name), pattern)
             for name, _, pattern in (matcher.partition("=") for matcher in self.matchers)
         )
 

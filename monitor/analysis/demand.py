@@ -47,6 +47,6 @@ def demands(facts: Mapping[str, Fact]) -> list[Demand]:
 
 
 def number_fact(facts: Mapping[str, Fact], name: str) -> float | None:
-    """Return the number of that name, or None if it is missing or is no number."""
+    """Return the number of that name, or None if it is missing or is not a number."""
     fact = facts.get(name)
     return None if fact is None or isinstance(fact.value, str) else float(fact.value)

@@ -36,9 +36,9 @@ def request_history(
             continue
         text = request_event_text(event, names)
         if text:
-            lines += steps.told()
+            lines += steps.entries()
             lines.append(HistoryLine(position, at_ns, name_of(Kind, event.kind).lower(), text + group_of(event)))
-    lines += steps.told()
+    lines += steps.entries()
     return lines
 
 
@@ -99,7 +99,7 @@ def scan_events(
         a = i = 0
         for index, (kind, group, request, n_args, n_ids) in enumerate(fives(batch.runs.cast("i").tolist())):
             a_end, i_end = a + n_args, i + n_ids
-            if n_args >= _MIN_ARGS.get(kind, 0):  # else not laid out as the contract says: the ledger has said so
+            if n_args >= _MIN_ARGS.get(kind, 0):  # else not laid out as in the contract: the ledger has reported it
                 if kind in CARRIES_TIME:
                     mono = args[a]
                 wanted = kinds is None or kind in kinds
@@ -126,7 +126,7 @@ class _Steps:
         else:
             self._lines.append((position, at_ns, generating, 1, computed, outputs))
 
-    def told(self) -> list[HistoryLine]:
+    def entries(self) -> list[HistoryLine]:
         lines = []
         for position, at_ns, generating, steps, computed, outputs in self._lines:
             in_steps = f"in {counted(steps, 'step')}"

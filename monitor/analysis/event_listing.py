@@ -11,7 +11,7 @@ from kvscope.monitor.events.wire import Batch, Run
 from kvscope.monitor.ledger.engine_ledger import Position
 from kvscope.monitor.text import counted
 
-UNSAID: Final = frozenset(
+OMITTED: Final = frozenset(
     (
         Kind.CLOCK,
         Kind.HEARTBEAT,
@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
 
     def __call__(self, event: Run) -> bool:
         """Whether this is one."""
-        if event.kind not in self.kinds if self.kinds else event.kind in UNSAID:
+        if event.kind not in self.kinds if self.kinds else event.kind in OMITTED:
             return False
         in_step = event.kind in (Kind.PROGRESSED, Kind.STEP_LAUNCHED) and self.request in event.ids
         if self.request not in (None, event.request) and not in_step:
@@ -57,8 +57,8 @@ def list_events(batches: Iterable[Batch], wanted: Wanted) -> Iterator[list[tuple
     """For each batch the events that are wanted, each with its place and wall time (ns)."""
     for batch in batches:
         if wanted.may_be_in(batch):
-            told = scan_events([batch], None, wanted.kinds or None)
-            yield [(at, ns or batch.wall_ns, event) for at, ns, event in told if wanted(event)]
+            scanned = scan_events([batch], None, wanted.kinds or None)
+            yield [(at, ns or batch.wall_ns, event) for at, ns, event in scanned if wanted(event)]
 
 
 def event_text(event: Run, names: Mapping[int, str]) -> str:

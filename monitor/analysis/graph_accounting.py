@@ -68,7 +68,9 @@ def _by_wording(facts: Mapping[str, Fact], is_reserved: bool) -> GraphAccounting
             " --kv-cache-memory that it suggests",
         )
     if is_reserved:
-        return GraphAccounting(True, "graphs are counted in the pool: the text says that their profiling is enabled")
+        return GraphAccounting(
+            True, "graphs are counted in the pool, because the log reports that their profiling is enabled"
+        )
     if "memory_weights_gib" in facts and "kv_cache_reserved_gib" in facts:
         return GraphAccounting(
             False,

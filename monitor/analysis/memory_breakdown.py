@@ -41,7 +41,7 @@ BY_TORCH: Final = ("weights", "activations_peak", "graphs_actual", "kv_pool")
 """The terms of a MEMORY event that add up to torch's memory, where its allocator does not report it."""
 
 
-class NoBill(KvscopeError):
+class NoBreakdown(KvscopeError):
     """The log has no bill, or not all of it. `missing`: the words that were looked for and not found."""
 
     def __init__(self, missing: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class NoBill(KvscopeError):
         self.missing = list(missing)
 
 
-class Bill(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes. `non_torch` is None where the engine counts it with the weights, `kv_cache` where it does not report
     it.
     """
@@ -76,66 +76,66 @@ class Suggestion(msgspec.Struct, frozen=True):
     short_by: int
 
 
-def fit_requested(bill: Bill) -> Suggestion:
+def fit_requested(breakdown: MeasuredMemory) -> Suggestion:
     """KV that keeps the engine within the share it was given."""
-    return _suggest(bill.requested, bill)
+    return _suggest(breakdown.requested, breakdown)
 
 
-def use_all(bill: Bill) -> Suggestion:
+def use_all(breakdown: MeasuredMemory) -> Suggestion:
     """KV that takes all that was free on the device before the engine came."""
-    return _suggest(bill.free_at_start, bill)
+    return _suggest(breakdown.free_at_start, breakdown)
 
 
-def _suggest(within: int, bill: Bill) -> Suggestion:
-    left = within - bill.without_kv - HEADROOM
+def _suggest(within: int, breakdown: MeasuredMemory) -> Suggestion:
+    left = within - breakdown.without_kv - HEADROOM
     return Suggestion(max(left, 0), max(-left, 0))
 
 
-def parts(bill: Bill) -> dict[str, int]:
+def parts(breakdown: MeasuredMemory) -> dict[str, int]:
     """Return the device's memory by use. The parts add up to its total. The unexplained rest is `left free`.
 
     `left free` below 0 is the one figure here that can be: the engine took more than the device had at its start.
     """
-    said = {
-        "in use before": bill.device_total - bill.free_at_start,
-        "weights" if bill.non_torch is not None else "weights and non-torch": bill.weights,
-        "peak activations": bill.activations,
-        **({"non-torch": bill.non_torch} if bill.non_torch is not None else {}),
-        "graphs": bill.graphs,
-        **({"KV cache": bill.kv_cache} if bill.kv_cache is not None else {}),
+    sizes = {
+        "in use before": breakdown.device_total - breakdown.free_at_start,
+        "weights" if breakdown.non_torch is not None else "weights and non-torch": breakdown.weights,
+        "peak activations": breakdown.activations,
+        **({"non-torch": breakdown.non_torch} if breakdown.non_torch is not None else {}),
+        "graphs": breakdown.graphs,
+        **({"KV cache": breakdown.kv_cache} if breakdown.kv_cache is not None else {}),
     }
-    rest = "left free" if bill.kv_cache is not None else "KV cache and left free"
-    return said | {rest: bill.device_total - sum(said.values())}
+    rest = "left free" if breakdown.kv_cache is not None else "KV cache and left free"
+    return sizes | {rest: breakdown.device_total - sum(sizes.values())}
 
 
-def over_requested(bill: Bill) -> int | None:
+def over_requested(breakdown: MeasuredMemory) -> int | None:
     """Return the bytes by which the engine with its KV exceeds the share it was given, or a negative number within it.
     None if it was not reported.
     """
-    return None if bill.kv_cache is None else bill.without_kv + bill.kv_cache - bill.requested
+    return None if breakdown.kv_cache is None else breakdown.without_kv + breakdown.kv_cache - breakdown.requested
 
 
-def rounding(bill: Bill) -> int:
+def rounding(breakdown: MeasuredMemory) -> int:
     """Bytes by which a suggestion may be off because the figures were printed rounded: half a step for each."""
-    figures = 4 + (bill.non_torch is not None)
+    figures = 4 + (breakdown.non_torch is not None)
     return round(figures * ROUNDED_TO / 2 * GIB_B)
 
 
-def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
+def breakdown_of(facts: Iterable[Fact]) -> tuple[MeasuredMemory, list[str]]:
     """Return the last breakdown among a log's facts, with notes on how to read it. Raises NoBill."""
-    told = list(facts)
-    line = next((fact.position for fact in reversed(told) if fact.name == "memory_total_gib"), "")
-    figures = {fact.name: fact.value for fact in told if fact.position == line or fact.name in GRAPH_ESTIMATE}
+    printed = list(facts)
+    line = next((fact.position for fact in reversed(printed) if fact.name == "memory_total_gib"), "")
+    figures = {fact.name: fact.value for fact in printed if fact.position == line or fact.name in GRAPH_ESTIMATE}
     sized = {name: round(float(value) * GIB_B) for name, value in figures.items() if name.endswith("_gib")}
     together = "memory_consumed_gib" in sized
     missing = [words for name, words in BILL.items() if name not in sized and not (together and "weights" in name)]
     if not together and "memory_weights_gib" in sized and "memory_non_torch_gib" not in sized:
         missing.append("… GiB for non-torch memory")
     if missing:
-        raise NoBill(list(dict.fromkeys(missing)))
+        raise NoBreakdown(list(dict.fromkeys(missing)))
     activations, notes = _without_graphs(sized, figures, together)
     in_use = figures.get("kv_cache_in_use_bytes")
-    bill = Bill(
+    breakdown = MeasuredMemory(
         device_total=sized["memory_total_gib"],
         free_at_start=sized["memory_free_gib"],
         requested=sized["memory_requested_gib"],
@@ -145,10 +145,10 @@ def bill_of(facts: Iterable[Fact]) -> tuple[Bill, list[str]]:
         graphs=max(sized["memory_graphs_gib"], 0),
         kv_cache=int(in_use) if in_use is not None else sized.get("kv_cache_in_use_gib"),
     )
-    lines = len({fact.position for fact in told if fact.name == "memory_total_gib"})
+    lines = len({fact.position for fact in printed if fact.name == "memory_total_gib"})
     if lines > 1:
-        notes.append(f"the log has {lines} bills, of several workers or starts; this is the last")
-    return bill, notes
+        notes.append(f"the log has {lines} memory breakdowns, from several workers or starts. This is the last")
+    return breakdown, notes
 
 
 def _without_graphs(sized: Mapping[str, int], figures: Mapping[str, object], together: bool) -> tuple[int, list[str]]:
@@ -165,7 +165,7 @@ def _without_graphs(sized: Mapping[str, int], figures: Mapping[str, object], tog
     if together and estimate is None and sized["memory_graphs_gib"] > 0:
         return peak, [
             "the printed peak of activations may hold an estimate of the graphs, which would then count twice: the log"
-            ' lacks "Estimated CUDA graph memory: … GiB total", which would tell'
+            ' lacks "Estimated CUDA graph memory: … GiB total", which would show it'
         ]
     return peak, []
 

@@ -45,7 +45,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     memo |= {id(ledger.prefixes): CachedPrefixes()}
     other = copy.deepcopy(ledger, memo)
     other.counting = False
-    other.now_ns = other.heard_ns
+    other.now_ns = other.last_received_ns
     return other
 
 

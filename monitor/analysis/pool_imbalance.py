@@ -30,7 +30,7 @@ def find_imbalance(ledger: EngineLedger) -> Imbalance | None:
     parts = ledger.balance()
     if parts.holds:
         return None
-    since_ns, position = ledger.now_ns, str(ledger.heard_at)
+    since_ns, position = ledger.now_ns, str(ledger.last_received_at)
     repaired_ns = ledger.losses[-1].at_ns if ledger.losses else 0
     for point in reversed(ledger.points):
         if point.balance.holds or point.at_ns <= repaired_ns:

@@ -203,33 +203,33 @@ class _KeptPrefix:
 
     def __init__(self, block: int) -> None:
         self.blocks = [block]
-        self.owners = _NOBODY
+        self.owners = _NO_OWNER
         self.references = 0
         self.children = _NO_CHILDREN
 
 
-_NOBODY: Final[frozenset[int]] = frozenset()
+_NO_OWNER: Final[frozenset[int]] = frozenset()
 _NO_CHILDREN: Final[Sequence[int]] = ()
 """Shared by the many that have none: there may be a hundred thousand."""
 
 
-class _Stretch(NamedTuple):
+class _PrefixRun(NamedTuple):
     """Contents that follow each other, and the number of the stretch that they go on from (-1: none)."""
 
     values: list[int]
     above: int
 
 
-def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
-    """Return the forest at the ledger's position, up to which `told` has been folded. O(blocks)."""
+def prefixes(ledger: EngineLedger, evicted_prefixes: Prefixes) -> PrefixCacheView:
+    """Return the forest at the ledger's position, up to which `evicted_prefixes` has been folded. O(blocks)."""
     state = ledger.state
     kept = _kept(ledger)
-    stretches = _stretches(kept, _parents(ledger, told), told)
-    weights = [len(stretch.values) for stretch in stretches]
-    for number in range(len(stretches) - 1, -1, -1):  # those above stand first
-        if stretches[number].above >= 0:
-            weights[stretches[number].above] += weights[number]
-    shown = sorted(sorted(range(len(stretches)), key=lambda number: -weights[number])[:MAX_TREE_NODES])
+    runs = _prefix_runs(kept, _parents(ledger, evicted_prefixes), evicted_prefixes)
+    weights = [len(run.values) for run in runs]
+    for number in range(len(runs) - 1, -1, -1):  # those above stand first
+        if runs[number].above >= 0:
+            weights[runs[number].above] += weights[number]
+    shown = sorted(sorted(range(len(runs)), key=lambda number: -weights[number])[:MAX_TREE_NODES])
     names = request_names(ledger)
     totals = state.totals
     return PrefixCacheView(
@@ -240,27 +240,27 @@ def prefixes(ledger: EngineLedger, told: Prefixes) -> PrefixCacheView:
         idle_blocks=state.cached_idle,
         shared_blocks=sum(references > 1 for references in state.refs),
         hit_rate=totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else None,
-        nodes=[_node(ledger, told, kept, stretches, number, names) for number in shown],
-        left_out=len(stretches) - len(shown),
-        evictions=[_eviction_view(eviction, names) for eviction in reversed(told.evictions)],
+        nodes=[_node(ledger, evicted_prefixes, kept, runs, number, names) for number in shown],
+        left_out=len(runs) - len(shown),
+        evictions=[_eviction_view(eviction, names) for eviction in reversed(evicted_prefixes.evictions)],
     )
 
 
-def by_branch(ledger: EngineLedger, told: Prefixes, most: int) -> list[tuple[str, list[int]]]:
+def by_branch(ledger: EngineLedger, evicted_prefixes: Prefixes, most: int) -> list[tuple[str, list[int]]]:
     """Return the blocks of each branch with all its descendants, by the id of its first segment: the largest first.
 
     A prefix that all prompts share would be all there is: as long as there are fewer than `most` branches, the largest
     that forks is divided into what its prompts share and what goes on from there.
     """
     kept = _kept(ledger)
-    stretches = _stretches(kept, _parents(ledger, told), told)
-    own = [[block for value in stretch.values for block in kept[value].blocks] for stretch in stretches]
+    runs = _prefix_runs(kept, _parents(ledger, evicted_prefixes), evicted_prefixes)
+    own = [[block for value in run.values for block in kept[value].blocks] for run in runs]
     children: dict[int, list[int]] = {}
     sizes = [len(blocks) for blocks in own]
-    for number, stretch in reversed(list(enumerate(stretches))):  # those above stand first
-        children.setdefault(stretch.above, []).append(number)
-        if stretch.above >= 0:
-            sizes[stretch.above] += sizes[number]
+    for number, run in reversed(list(enumerate(runs))):  # those above stand first
+        children.setdefault(run.above, []).append(number)
+        if run.above >= 0:
+            sizes[run.above] += sizes[number]
     starts = set(children.get(-1, []))
     undivided = [(-sizes[number], number) for number in starts]
     heapq.heapify(undivided)
@@ -271,13 +271,13 @@ def by_branch(ledger: EngineLedger, told: Prefixes, most: int) -> list[tuple[str
         for number in children.get(fork, []):
             starts.add(number)
             heapq.heappush(undivided, (-sizes[number], number))
-    start = list(range(len(stretches)))
+    start = list(range(len(runs)))
     blocks: dict[int, list[int]] = {}
-    for number, stretch in enumerate(stretches):
+    for number, run in enumerate(runs):
         if number not in starts:
-            start[number] = start[stretch.above]
+            start[number] = start[run.above]
         blocks.setdefault(start[number], []).extend(own[number])
-    named = [(_short(stretches[number].values[-1]), of_branch) for number, of_branch in blocks.items()]
+    named = [(_short(runs[number].values[-1]), of_branch) for number, of_branch in blocks.items()]
     return sorted(named, key=lambda one: -len(one[1]))
 
 
@@ -298,11 +298,11 @@ def _kept(ledger: EngineLedger) -> dict[int, _KeptPrefix]:
     return kept
 
 
-def _parents(ledger: EngineLedger, told: Prefixes) -> dict[int, int]:
-    """Return the parents that `told` has, and those that the tables of live requests show. Those of several KV groups
-    are not in order.
+def _parents(ledger: EngineLedger, evicted_prefixes: Prefixes) -> dict[int, int]:
+    """Return the parents that `evicted_prefixes` has, and those that the tables of live requests show. Those of several
+    KV groups are not in order.
     """
-    parents = dict(told.parents)
+    parents = dict(evicted_prefixes.parents)
     if len(ledger.description.groups) <= 1:
         hashes = ledger.state.hashes
         for record in ledger.state.requests.values():
@@ -312,7 +312,7 @@ def _parents(ledger: EngineLedger, told: Prefixes) -> dict[int, int]:
     return parents
 
 
-def _stretches(kept: dict[int, _KeptPrefix], parents: dict[int, int], told: Prefixes) -> list[_Stretch]:
+def _prefix_runs(kept: dict[int, _KeptPrefix], parents: dict[int, int], evicted_prefixes: Prefixes) -> list[_PrefixRun]:
     """All that is kept, each content in one stretch, a stretch after the one that it goes on from."""
     roots = []
     for value in kept:
@@ -323,46 +323,50 @@ def _stretches(kept: dict[int, _KeptPrefix], parents: dict[int, int], told: Pref
             parent.children.append(value)
         else:
             parent.children = [value]
-    stretches: list[_Stretch] = []
+    runs: list[_PrefixRun] = []
     todo = [(root, -1) for root in reversed(roots)]
     while todo:
         value, above = todo.pop()
         values = [value]
-        while len(kept[value].children) == 1 and _alike(kept, told, value, kept[value].children[0]):
+        while len(kept[value].children) == 1 and _alike(kept, evicted_prefixes, value, kept[value].children[0]):
             value = kept[value].children[0]
             values.append(value)
-        todo += [(child, len(stretches)) for child in kept[value].children]
-        stretches.append(_Stretch(values, above))
-    return stretches
+        todo += [(child, len(runs)) for child in kept[value].children]
+        runs.append(_PrefixRun(values, above))
+    return runs
 
 
-def _alike(kept: dict[int, _KeptPrefix], told: Prefixes, value: int, child: int) -> bool:
+def _alike(kept: dict[int, _KeptPrefix], evicted_prefixes: Prefixes, value: int, child: int) -> bool:
     """Whether the same requests have both, and they were hit as often."""
     one, other = kept[value], kept[child]
-    return (one.references, one.owners, told.hits[value]) == (other.references, other.owners, told.hits[child])
+    return (one.references, one.owners, evicted_prefixes.hits[value]) == (
+        other.references,
+        other.owners,
+        evicted_prefixes.hits[child],
+    )
 
 
 def _node(
     ledger: EngineLedger,
-    told: Prefixes,
+    evicted_prefixes: Prefixes,
     kept: dict[int, _KeptPrefix],
-    stretches: list[_Stretch],
+    runs: list[_PrefixRun],
     number: int,
     names: Mapping[int, str],
 ) -> PrefixNode:
     state = ledger.state
-    values, above = stretches[number]
+    values, above = runs[number]
     blocks = [block for value in values for block in kept[value].blocks]
     first, last = kept[values[0]], kept[values[-1]]
-    born_ns = told.cached_ns.get(values[0], 0)
+    born_ns = evicted_prefixes.cached_ns.get(values[0], 0)
     idle_ns = max(state.since[block] for block in last.blocks)
     return PrefixNode(
         id=_short(values[-1]),
-        parent=_short(stretches[above].values[-1]) if above >= 0 else "",
+        parent=_short(runs[above].values[-1]) if above >= 0 else "",
         blocks=len(blocks),
         tokens=len(values) * state.block_size,
         references=first.references,
-        hits=told.hits[values[0]],
+        hits=evicted_prefixes.hits[values[0]],
         age_s=round((ledger.now_ns - born_ns) / 1e9, 3) if born_ns else None,
         idle_s=None if last.references else round(ledger.age_s(idle_ns), 3),
         holders=[names.get(owner, f"#{owner}") for owner in sorted(first.owners)[:MAX_PREFIX_HOLDERS]],

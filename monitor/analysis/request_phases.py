@@ -47,12 +47,12 @@ def phases(about: Iterable[tuple[Position, int, Run]], number: int, now_ns: int)
     """Return the phases of request `number` by the events about it. The last one is not over, or lasts until
     `now_ns`.
     """
-    life = RequestPhases(number)
+    folded = RequestPhases(number)
     for _, at_ns, event in about:
-        life.apply(event, at_ns)
-    if life.phases:
-        life.phases[-1].until_ns = max(now_ns, life.phases[-1].since_ns)
-    return life.phases
+        folded.apply(event, at_ns)
+    if folded.phases:
+        folded.phases[-1].until_ns = max(now_ns, folded.phases[-1].since_ns)
+    return folded.phases
 
 
 class RequestPhases:
@@ -73,12 +73,12 @@ class RequestPhases:
         """Return the phases of a request that existed before its first event: its current state since `since_ns`
         (wall).
         """
-        life = cls(record.number)
-        life._blocks = life._blocks_before = len(record.blocks)
-        life._computed = life._most_computed = record.computed_tokens
-        life._enter(record.status, record.cause, since_ns)
-        life.phases[-1].blocks, life.phases[-1].output_tokens = len(record.blocks), record.output_tokens
-        return life
+        folded = cls(record.number)
+        folded._blocks = folded._blocks_before = len(record.blocks)
+        folded._computed = folded._most_computed = record.computed_tokens
+        folded._enter(record.status, record.cause, since_ns)
+        folded.phases[-1].blocks, folded.phases[-1].output_tokens = len(record.blocks), record.output_tokens
+        return folded
 
     def apply(self, event: Run, at_ns: int) -> None:
         """Fold in an event about it, of that wall time."""

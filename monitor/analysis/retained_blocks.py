@@ -95,8 +95,8 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
                 lifetimes.append(max(0, at_ns - born.pop(block)))
                 given_back.add(block)
     state = ledger.state
-    stays = Histogram(RESIDENCY_BOUNDS_S)
-    stays.observe(lifetimes)
+    lifetimes_histogram = Histogram(RESIDENCY_BOUNDS_S)
+    lifetimes_histogram.observe(lifetimes)
     return RetainedBlocksView(
         engine=ledger.engine,
         since=timestamp(since_ns),
@@ -107,7 +107,7 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
         still_cached=sum(state.refs[block] <= 0 and bool(state.hashes[block]) for block in given_back),
         held_blocks=len(born),
         held=_by_owner(ledger, born),
-        lifetimes=_buckets(stays),
+        lifetimes=_buckets(lifetimes_histogram),
         floors=_floor_views(ledger, since_ns),
     )
 
@@ -159,10 +159,10 @@ def _holder(ledger: EngineLedger, block: int) -> tuple[int, str, str]:
     return -1, "", "UNACCOUNTED"
 
 
-def _buckets(stays: Histogram) -> list[LifetimeBucket]:
+def _buckets(lifetimes_histogram: Histogram) -> list[LifetimeBucket]:
     """Each for itself, where the histogram's are sums."""
-    counts = [0, *(count for _, count in stays.buckets)]
-    bounds = [None if bound == float("inf") else bound for bound, _ in stays.buckets]
+    counts = [0, *(count for _, count in lifetimes_histogram.buckets)]
+    bounds = [None if bound == float("inf") else bound for bound, _ in lifetimes_histogram.buckets]
     return [
         LifetimeBucket(bound, after - before) for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)
     ]

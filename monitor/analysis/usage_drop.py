@@ -130,7 +130,7 @@ def steepest_fall(points: Sequence[Point], window_s: float) -> int:
 def usage_fall(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageFall:
     """Return the fall within the `window_s` seconds around `at_ns` (wall)."""
     since_ns, until_ns = _ends(at_ns, window_s)
-    batches = _of_this_life(ledger)
+    batches = _of_this_epoch(ledger)
     window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
     earlier = [batch for batch in batches if 2 * since_ns - until_ns < batch.wall_ns <= since_ns]
     before = _last_before(batches, since_ns)
@@ -160,7 +160,7 @@ def usage_drop(ledger: EngineLedger, at_ns: int, window_s: float) -> UsageDrop:
     """Return the drop within the `window_s` seconds around `at_ns` (wall)."""
     fell = usage_fall(ledger, at_ns, window_s)
     since_ns, until_ns = _ends(at_ns, window_s)
-    batches = _of_this_life(ledger)
+    batches = _of_this_epoch(ledger)
     window = [batch for batch in batches if since_ns < batch.wall_ns <= until_ns]
     before = _last_before(batches, since_ns)
     fold = _Window(ledger, references_before(ledger, [batch for batch in batches if batch.wall_ns > since_ns]))
@@ -192,7 +192,7 @@ def _ends(at_ns: int, window_s: float) -> tuple[int, int]:
     return at_ns - half_ns, at_ns + half_ns
 
 
-def _of_this_life(ledger: EngineLedger) -> list[Batch]:
+def _of_this_epoch(ledger: EngineLedger) -> list[Batch]:
     return [batch for batch in ledger.recent if batch.epoch == ledger.epoch]
 
 

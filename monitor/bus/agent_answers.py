@@ -109,7 +109,7 @@ class AgentAnswers:
             return _Reply(outcome_of(error), str(error).encode())
         except Exception:
             logger.exception("a question of a hub could not be answered")
-            return _Reply("refused", b"the agent could not answer: its log says why")
+            return _Reply("refused", b"the agent could not answer: see its log for the reason")
         return _Reply("ok", answer)
 
     def _answer(self, asked: QuestionMessage, until_s: float) -> bytes:

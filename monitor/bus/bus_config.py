@@ -43,15 +43,15 @@ class BusConfig:
             _check_url(url, has_identity=self.credentials is not None or self.tls_cert is not None)
         if not TENANT_PATTERN.fullmatch(self.tenant):
             raise ValueError(
-                f"--nats-tenant {self.tenant!r} is no name of a tenant: use 1 to 32 of a-z, 0-9 and -, such as team-a"
+                f"--nats-tenant {self.tenant!r} is not a tenant's name: use 1 to 32 of a-z, 0-9 and -, such as team-a"
             )
         if not self.agent or len(self.agent) > MAX_AGENT_CHARS or not self.agent.isprintable():
-            raise ValueError(f"--nats-agent is no name: use 1 to {MAX_AGENT_CHARS} printable characters")
+            raise ValueError(f"--nats-agent is not a name: use 1 to {MAX_AGENT_CHARS} printable characters")
         for flag, text in (("--zone", self.zone), ("--node", self.node), ("--service", self.service)):
             if len(text) > MAX_AGENT_CHARS or not (text.isprintable()):
-                raise ValueError(f"{flag} is no name: use up to {MAX_AGENT_CHARS} printable characters")
+                raise ValueError(f"{flag} is not a name: use up to {MAX_AGENT_CHARS} printable characters")
         if self.kv_role not in ("", "producer", "consumer"):
-            raise ValueError(f"--kv-role {self.kv_role!r} is no side of a service: use producer or consumer")
+            raise ValueError(f"--kv-role {self.kv_role!r} is not a side of a service: use producer or consumer")
         for flag, path in (
             ("--nats-creds", self.credentials),
             ("--nats-ca", self.tls_ca),
@@ -59,7 +59,7 @@ class BusConfig:
             ("--nats-key", self.tls_key),
         ):
             if path is not None and not path.is_file():
-                raise ValueError(f"{flag} {path} is no file: name one that this user can read")
+                raise ValueError(f"{flag} {path} is not a file: name one that this user can read")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--nats-cert and --nats-key belong together: give both")
 

@@ -171,11 +171,11 @@ async def follow(
     while True:
         try:
             consumer = await streams.pull_subscribe(subject, stream=stream, config=_consumer(after, last_per_subject))
-            heard_s = time.monotonic()
-            while time.monotonic() - heard_s <= STALLED_S:
+            received_s = time.monotonic()
+            while time.monotonic() - received_s <= STALLED_S:
                 batch = await _fetched(consumer)
                 if batch:
-                    after, heard_s = batch[-1].sequence, time.monotonic()
+                    after, received_s = batch[-1].sequence, time.monotonic()
                 yield batch
             await consumer.unsubscribe()
         except NATS_ERRORS as error:

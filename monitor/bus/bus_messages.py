@@ -14,7 +14,7 @@ from kvscope.monitor.alerting.message import message_id
 from kvscope.monitor.errors import ContractError
 from kvscope.monitor.events import limits
 from kvscope.monitor.findings import Transition
-from kvscope.monitor.history.findings_log import LoggedTransition, told_of
+from kvscope.monitor.history.findings_log import LoggedTransition, logged_transition
 from kvscope.monitor.schema import EngineView
 
 BUS_MAJOR: Final = 1
@@ -100,18 +100,18 @@ _BUS_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 
 def finding_message(transition: Transition, agent: str) -> FindingMessage:
     """Return the message of a transition, with as many requests and blocks as the bus takes."""
-    told = told_of(transition)
+    logged = logged_transition(transition)
     judged = msgspec.structs.replace(
-        told.judgement,
-        requests=told.judgement.requests[:MAX_LISTED_IDS],
-        blocks=told.judgement.blocks[:MAX_LISTED_IDS],
-        explanation=told.judgement.explanation[:MAX_TEXT],
+        logged.judgement,
+        requests=logged.judgement.requests[:MAX_LISTED_IDS],
+        blocks=logged.judgement.blocks[:MAX_LISTED_IDS],
+        explanation=logged.judgement.explanation[:MAX_TEXT],
     )
-    told = msgspec.structs.replace(told, judgement=judged)
+    logged = msgspec.structs.replace(logged, judgement=judged)
     return FindingMessage(
-        id=message_id(told.id, transition.to, transition.at_ns),
+        id=message_id(logged.id, transition.to, transition.at_ns),
         agent=agent,
-        transition=told,
+        transition=logged,
     )
 
 

@@ -88,12 +88,13 @@ class BusSpool(KeptDatabase):
             raise
 
     def _is_new(self, message: FindingMessage) -> bool:
-        told = message.transition
-        if told.to == "resolved":
-            self.database.execute("DELETE FROM open_findings WHERE finding = ?", (told.id,))
+        transition = message.transition
+        if transition.to == "resolved":
+            self.database.execute("DELETE FROM open_findings WHERE finding = ?", (transition.id,))
             return True
         added = self.database.execute(
-            "INSERT OR IGNORE INTO open_findings (finding, engine) VALUES (?, ?)", (told.id, told.judgement.engine)
+            "INSERT OR IGNORE INTO open_findings (finding, engine) VALUES (?, ?)",
+            (transition.id, transition.judgement.engine),
         )
         return added.rowcount > 0
 

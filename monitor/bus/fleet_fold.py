@@ -77,14 +77,14 @@ class FleetFold:
                 self.annotations.popitem(last=False)
 
     def _apply_finding(self, message: FindingMessage) -> None:
-        told = message.transition
-        before = self._open.get(told.id) or self._resolved.get(told.id)
-        if before is not None and (before.transition.at_ns, before.transition.to) >= (told.at_ns, told.to):
+        transition = message.transition
+        before = self._open.get(transition.id) or self._resolved.get(transition.id)
+        if before is not None and (before.transition.at_ns, before.transition.to) >= (transition.at_ns, transition.to):
             return
         self.findings_version += 1
-        self._open.pop(told.id, None)
-        self._resolved.pop(told.id, None)
-        (self._open if told.to == "firing" else self._resolved)[told.id] = message
+        self._open.pop(transition.id, None)
+        self._resolved.pop(transition.id, None)
+        (self._open if transition.to == "firing" else self._resolved)[transition.id] = message
         while self._resolved and len(self._open) + len(self._resolved) > self._most_findings:
             self._resolved.popitem(last=False)
 
@@ -96,7 +96,7 @@ class FleetFold:
         for message in sorted(self._open.values(), key=lambda each: each.transition.at_ns):
             judged = message.transition.judgement
             if engine in ("", judged.engine) and judged.code in catalogue():
-                # Two ids of one place: an agent without a memory found anew what it could not read here.
+                # Two ids of one place: an agent without a memory reported again what it could not read here.
                 latest[judged.engine, judged.code, judged.key] = message.transition.finding()
         return list(latest.values())
 

@@ -202,7 +202,7 @@ class LeaseKeeper:
         if not holder:
             return  # this agent's own handing over, received before the answer to it
         logger.warning(
-            "agent %s has taken over %s: this one stops processing it; %d messages from after its lease are dropped",
+            "agent %s has taken over %s: this one stops processing it, and drops %d messages from after its lease",
             holder,
             target,
             discarded,

@@ -22,7 +22,9 @@ def add(commands: Commands) -> None:
     shown = actions.add_parser("list", help="list receivers, open alerts, silences and the latest deliveries")
     shown.set_defaults(run=_list)
     test = actions.add_parser("test", help="send a test alert to one receiver, or to all, and print the responses")
-    test.add_argument("receiver", nargs="?", default="", metavar="RECEIVER", help="its name in the output of `list`")
+    test.add_argument(
+        "receiver", nargs="?", default="", metavar="RECEIVER", help="name of the receiver in the output of `list`"
+    )
     test.set_defaults(run=_test)
     silence = actions.add_parser(
         "silence",
@@ -35,21 +37,26 @@ def add(commands: Commands) -> None:
         "matchers",
         nargs="+",
         metavar="NAME=PATTERN",
-        help="code, engine, severity, verdict or key; such as 'code=leak.*'",
+        help="code, engine, severity, verdict or key, such as 'code=leak.*'",
     )
     silence.add_argument(
-        "--for", type=length, required=True, metavar="TIME", dest="seconds", help="how long: 30m, 2h, 1d12h"
+        "--for",
+        type=length,
+        required=True,
+        metavar="TIME",
+        dest="seconds",
+        help="length of the silence: 30m, 2h, 1d12h",
     )
     silence.add_argument("--comment", default="", metavar="TEXT", help="the reason, shown in the list")
     silence.set_defaults(run=_silence)
     unsilence = actions.add_parser("unsilence", help="end a silence")
-    unsilence.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
+    unsilence.add_argument("number", type=int, metavar="NUMBER", help="number in the output of `list`")
     unsilence.set_defaults(run=_unsilence)
     replay = actions.add_parser("replay", help="send a message of the delivery log again, with its id")
-    replay.add_argument("number", type=int, metavar="NUMBER", help="as `list` has it")
+    replay.add_argument("number", type=int, metavar="NUMBER", help="number in the output of `list`")
     replay.set_defaults(run=_replay_delivery)
     for action in (shown, test, silence, unsilence, replay):
-        action.epilog = f"{exit_codes}; 1 if a test did not arrive" if action is test else exit_codes
+        action.epilog = f"{exit_codes}, 1 if a test did not arrive" if action is test else exit_codes
         action.add_argument("--url", default="", metavar="URL", help=f"the service (KVSCOPE_URL, else {DEFAULT_URL})")
         action.add_argument(
             "--token", default=os.environ.get("KVSCOPE_TOKEN", ""), help="the service's token (KVSCOPE_TOKEN)"

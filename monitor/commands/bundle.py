@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("target", metavar="TARGET", help="a recording, or an engine's event stream")
     parser.add_argument("file", type=Path, metavar="FILE", help="a new file, such as bundle.zip")
-    parser.add_argument("--keep-ids", action="store_true", help="leave requests their ids")
+    parser.add_argument("--keep-ids", action="store_true", help="keep the ids of requests")
     add_window(parser)
     add_timeout(parser)
     add_for(parser)

@@ -24,29 +24,41 @@ MAX_REPLICAS = 5
 
 def add(commands: Commands) -> None:
     """Put it on the command line."""
-    parser = commands.add_parser("bus", help="the streams that agents publish to in NATS JetStream")
+    parser = commands.add_parser("bus", help="set up and inspect the NATS JetStream streams of agents")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    setup = actions.add_parser("setup", help="make or update the streams of a tenant, as a user who may")
-    setup.add_argument(
-        "--replicas", type=int, choices=range(1, MAX_REPLICAS + 1), default=1, help="on so many servers (1); use 3"
+    setup = actions.add_parser(
+        "setup", help="create or update the streams of a tenant (needs a user with that permission)"
     )
-    setup.add_argument("--bytes", type=size, default=1 << 30, metavar="SIZE", help="of findings, and of points (1G)")
+    setup.add_argument(
+        "--replicas",
+        type=int,
+        choices=range(1, MAX_REPLICAS + 1),
+        default=1,
+        help="copies of each stream. Use 3 in production (default: 1)",
+    )
+    setup.add_argument(
+        "--bytes",
+        type=size,
+        default=1 << 30,
+        metavar="SIZE",
+        help="size of each stream: findings and points (default: 1G)",
+    )
     setup.set_defaults(run=_setup)
     shown = actions.add_parser(
         "status",
         help="list all engines, their agents and open findings from the streams",
         epilog="exit codes: 0 no finding, 1 findings, 2 a wrong command line, 3 NATS or the streams cannot be read",
     )
-    shown.add_argument("--json", action="store_true", help="as JSON")
+    shown.add_argument("--json", action="store_true", help="print JSON")
     shown.set_defaults(run=_show_status)
     allowed = actions.add_parser("permissions", help="print the permissions of a tenant for nats-server")
     roles = allowed.add_mutually_exclusive_group()
-    roles.add_argument("--hub", action="store_const", const="hub", dest="role", help="of a hub")
+    roles.add_argument("--hub", action="store_const", const="hub", dest="role", help="for a hub, not an agent")
     roles.add_argument(
-        "--read-only", action="store_const", const="reader", dest="role", help="of a reader that publishes nothing"
+        "--read-only", action="store_const", const="reader", dest="role", help="for a reader that publishes nothing"
     )
     allowed.set_defaults(role="agent")
-    allowed.add_argument("--nats-tenant", default="default", metavar="NAME", help="whose streams (default)")
+    allowed.add_argument("--nats-tenant", default="default", metavar="NAME", help="the tenant (default: default)")
     allowed.set_defaults(run=_permissions)
     for action in (setup, shown):
         for setting in BUS_SETTINGS:

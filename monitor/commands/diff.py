@@ -31,10 +31,12 @@ def add(commands: Commands) -> None:
         description="Compares two recordings, or two windows of one: new, unchanged and resolved findings,"
         " throughput, waits, preemptions and their cost, prefix hits, block residency, and who held the"
         " pool at its peak.",
-        epilog="exit codes: 0 no new finding of warning or above, 1 at least one, 2 wrong usage, 3 cannot tell",
+        epilog="exit codes: 0 no new finding of warning or above, 1 at least one, 2 wrong usage, 3 not enough data",
     )
     parser.add_argument("before", metavar="BEFORE", help="a recording, or a file of one")
-    parser.add_argument("after", nargs="?", metavar="AFTER", help="another; without it, two windows of the first")
+    parser.add_argument(
+        "after", nargs="?", metavar="AFTER", help="another recording. Without it, two windows of BEFORE are compared"
+    )
     parser.add_argument(
         "--window",
         action="append",
@@ -52,7 +54,7 @@ def add(commands: Commands) -> None:
 def _window(text: str) -> Window:
     since, dots, until = text.partition("..")
     if not dots:
-        raise argparse.ArgumentTypeError(f"{text!r} is no window: give FROM..UNTIL, such as 14:02:00..14:05:00")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a window: give FROM..UNTIL, such as 14:02:00..14:05:00")
     try:
         for name in filter(None, (since, until)):
             when(name, 0)
@@ -121,4 +123,4 @@ def _measured_window(target: str, span: Span, settings: Settings) -> WindowStats
     (name,) = there
     points = [point for point in engines[name].points if span.since_ns <= point.at_ns <= span.until_ns]
     found = watch.findings(engine=name, since=timestamp(span.since_ns) or "")
-    return measured[name].stretch(target, engines[name], points, found)
+    return measured[name].stats(target, engines[name], points, found)

@@ -28,10 +28,10 @@ from kvscope.monitor.text import clock_time, escaped, escaped_json
 
 EXIT_CODES: Final = """\
 exit codes
-  0  nothing at or above the bar that --fail-on sets
-  1  findings at or above it
+  0  no finding at or above the severity of --fail-on
+  1  at least one such finding
   2  the command line, or a target on it, is wrong
-  3  cannot tell: a target does not answer or lacks the evidence (the output names what is missing)
+  3  no judgement: a target does not answer or lacks evidence (the output names what is missing)
   with several targets, 2 takes precedence over 1, then 3, then 0
 """
 
@@ -40,17 +40,20 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "doctor",
-        help="diagnose engines and say what to do",
+        help="diagnose engines and recommend what to do",
         description="Inspects engines and reports problems with their KV cache memory, their causes, and what to do.",
         epilog=f"{target_help()}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to inspect; you can name several")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to inspect (repeatable)")
     parser.add_argument(
         "--format", choices=("table", "short", "json", "markdown"), default="table", help="(default: table)"
     )
     parser.add_argument(
-        "--fail-on", choices=("error", "warning", "never"), default="warning", help="the bar for exit code 1 (warning)"
+        "--fail-on",
+        choices=("error", "warning", "never"),
+        default="warning",
+        help="lowest severity that gives exit code 1 (default: warning)",
     )
     parser.add_argument(
         "--prometheus",
@@ -58,13 +61,13 @@ def add(commands: Commands) -> None:
         default=[],
         metavar="URL",
         help="inspect what this Prometheus server stored about engines, by default the last 2 h, such as"
-        " http://127.0.0.1:9090; may be repeated",
+        " http://127.0.0.1:9090 (repeatable)",
     )
     add_window(parser)
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="watch until Ctrl-C and print when a finding fires, grows or resolves; the exit code reflects the last"
+        help="watch until Ctrl-C and print when a finding fires, grows or resolves. The exit code reflects the last"
         " state, and JSON has one line for each change",
     )
     add_shared(parser)
@@ -97,7 +100,7 @@ def _watch_targets(parsed: argparse.Namespace) -> int:
         raise ValueError(f"--watch prints lines, or JSON with --format json, and has no --format {parsed.format}")
     console, errors = terminal_console(), terminal_console(stderr=True)
 
-    def tell(change: Change) -> None:
+    def report_change(change: Change) -> None:
         if parsed.format == "json":
             print(escaped_json(msgspec.json.encode(change).decode()), flush=True)
         else:
@@ -109,7 +112,7 @@ def _watch_targets(parsed: argparse.Namespace) -> int:
             parse_settings(parsed.thresholds),
             timeout_s=parsed.timeout,
             token=parsed.token,
-            tell=tell,
+            report_change=report_change,
             note=lambda text: wrapped(errors, text, f"{clock_time(time.time_ns())} "),
             beat=lambda text: status.update(escaped(text)),
         )

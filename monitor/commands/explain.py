@@ -13,7 +13,7 @@ from kvscope.monitor.configuration.value_types import positive
 from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.doctor import explain_text
 from kvscope.monitor.doctor.event_report import EventReport, event_at
-from kvscope.monitor.doctor.memory_report import bill_in_log, bill_of_engines
+from kvscope.monitor.doctor.memory_report import breakdown_in_log, breakdown_of_engines
 from kvscope.monitor.doctor.observe import observe
 from kvscope.monitor.doctor.report import NOTHING
 from kvscope.monitor.doctor.terminal import terminal_console
@@ -52,8 +52,8 @@ def add(commands: Commands) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         one.add_argument("id", metavar=name, help=help)
-        one.add_argument("target", nargs="?", metavar="TARGET", help="where to look")
-        one.add_argument("--engine", default="", help="which engine, if there are several")
+        one.add_argument("target", nargs="?", metavar="TARGET", help="where to read it from")
+        one.add_argument("--engine", default="", help="the engine, if the target has several")
         one.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
         add_shared(one)
         one.set_defaults(run=_run, thing=thing)
@@ -65,13 +65,25 @@ def add(commands: Commands) -> None:
         epilog=target_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    drop.add_argument("target", nargs="?", metavar="TARGET", help="where to look: a recording, a stream or a service")
-    drop.add_argument("--at", type=a_time, metavar="TIME", help="14:02:11 (UTC) or 2026-01-31T14:02:11Z")
-    drop.add_argument("--window", type=positive, default=10.0, metavar="S", help="seconds around it (10)")
-    drop.add_argument("--engine", default="", help="which engine, if there are several")
+    drop.add_argument("target", nargs="?", metavar="TARGET", help="a recording, a stream or a service")
+    drop.add_argument(
+        "--at", type=a_time, metavar="TIME", help="time of the drop: 14:02:11 (UTC) or 2026-01-31T14:02:11Z"
+    )
+    drop.add_argument(
+        "--window",
+        type=positive,
+        default=10.0,
+        metavar="S",
+        help="length of the window around --at, in seconds (default: 10)",
+    )
+    drop.add_argument("--engine", default="", help="the engine, if the target has several")
     drop.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     add_shared(drop)
     drop.set_defaults(run=_drop)
+    _add_memory(things)
+
+
+def _add_memory(things: Commands) -> None:
     memory = things.add_parser(
         "memory",
         help="break down a device's memory, including what is left for KV",
@@ -83,7 +95,7 @@ def add(commands: Commands) -> None:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    memory.add_argument("target", nargs="?", metavar="TARGET", help="where to look, if not in a log")
+    memory.add_argument("target", nargs="?", metavar="TARGET", help="where to read it from, without --log")
     memory.add_argument("--log", metavar="FILE", help="an engine's log, plain or gzip")
     memory.add_argument("--format", choices=("table", "json"), default="table", help="(default: table)")
     add_shared(memory)
@@ -105,17 +117,17 @@ def _run(parsed: argparse.Namespace) -> int:
         engines = [view.engine for view in query.engines() if parsed.engine in ("", view.engine)]
         if not engines:
             raise NotKnown(f"there is no engine {parsed.engine!r} at {observation.target}")
-        told = _told(query, engines, parsed.thing, parsed.id)
+        answers = _answers(query, engines, parsed.thing, parsed.id)
     finally:
         observation.close()
     if parsed.format == "json":
-        print_json(told)
+        print_json(answers)
     else:
-        SHOWN[parsed.thing](told, terminal_console())
+        SHOWN[parsed.thing](answers, terminal_console())
     return NOTHING
 
 
-def _told(query: Query, engines: Sequence[str], thing: str, name: str) -> RequestDetail | BlockDetail | EventReport:
+def _answers(query: Query, engines: Sequence[str], thing: str, name: str) -> RequestDetail | BlockDetail | EventReport:
     """Return its details from the first of the engines that has any."""
     if thing == "event":
         return event_at(query, engines, name)
@@ -157,9 +169,9 @@ def _memory(parsed: argparse.Namespace) -> int:
     if parsed.log and parsed.target:
         raise ValueError("give a TARGET or --log FILE, not both")
     if parsed.log:
-        report = bill_in_log(parsed.log)
+        report = breakdown_in_log(parsed.log)
     else:
-        report = bill_of_engines(
+        report = breakdown_of_engines(
             parsed.target or default_url(),
             parse_settings(parsed.thresholds),
             parsed.timeout,

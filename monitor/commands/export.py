@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         epilog="exit codes: 0, 2 for a wrong command line, 3 for a stream that sends nothing or an empty recording",
     )
     parser.add_argument("target", metavar="TARGET", help="a recording (a directory or a segment), or tcp://, ipc://")
-    parser.add_argument("file", type=Path, metavar="FILE", help="the output file; an existing file is replaced")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the output file. An existing file is replaced")
     parser.add_argument("--format", choices=("perfetto",), default="perfetto", help="(default: perfetto)")
     add_window(parser)
     add_timeout(parser)

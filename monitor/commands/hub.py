@@ -12,7 +12,7 @@ def add(commands: Commands) -> None:
     """Put it on the command line."""
     parser = commands.add_parser(
         "hub",
-        help="the page and the API over the engines of all agents",
+        help="run the web app and the API over the engines of all agents",
         description="Follows what `monitor agent --nats` publishes, and serves page, API and /metrics over all engines"
         " of a tenant on one port. Questions about one engine go to the agent that has it. A hub keeps nothing, and any"
         " number of them may run.",

@@ -32,19 +32,22 @@ def add(commands: Commands) -> None:
         " bounds. With --scenarios, runs the fixed table of faults instead and exits with 1 if one is missed. It needs"
         " the engine: pip install 'kvscope[engine]'.",
     )
-    parser.add_argument("--runs", type=int, default=40, metavar="N", help="how many runs to draw (40)")
+    parser.add_argument("--runs", type=int, default=40, metavar="N", help="how many runs to draw (default: 40)")
     parser.add_argument(
         "--engine",
         default="own",
         metavar="ENGINE",
-        help="the engine under test, in virtual time: own, which is kvscope's own, or vllm, which is vLLM's scheduler"
+        help="the engine under test, in virtual time: own for kvscope's engine, or vllm for vLLM's scheduler"
         " with the probe (own)",
     )
     _add_vllm_flags(parser)
     _add_draw_flags(parser)
-    parser.add_argument("--first", type=int, default=0, metavar="RUN", help="the first run's number (0)")
+    parser.add_argument("--first", type=int, default=0, metavar="RUN", help="number of the first run (default: 0)")
     parser.add_argument(
-        "--resume", type=Path, metavar="DIR", help="keep each run's outcome in DIR, and go on with those it has not"
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="write the outcome of each run to DIR, and skip the runs that it has already",
     )
     parser.add_argument(
         "--explain", type=int, metavar="RUN", help="run only this one, print the truth and keep its recording (--keep)"
@@ -52,28 +55,38 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the tables to FILE as Markdown, and as JSON beside it"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of all random choices (0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default: 0)")
     parser.add_argument(
         "--keep",
         type=Path,
         default=Path("failed-incidents"),
         metavar="DIR",
-        help="the directory for recordings (failed-incidents), which monitor doctor and explain read",
+        help="directory for recordings, which monitor doctor and explain read (default: failed-incidents)",
     )
     parser.add_argument(
         "--run-seconds",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="real seconds after which a run is reported as unfinished (600); 0 for no limit",
+        help="real seconds after which a run is reported as unfinished. 0 sets no limit (default: 600)",
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: the number of cores)")
-    parser.add_argument("--scenarios", action="store_true", help="the fixed table: every scenario once")
-    parser.add_argument("--full", action="store_true", help="with --scenarios: each under five seeds, from --seed on")
-    parser.add_argument(
-        "--code", action="append", default=[], metavar="CODE", help="with --scenarios: only this code's; repeatable"
-    )
+    _add_scenario_flags(parser)
     parser.set_defaults(run=_run)
+
+
+def _add_scenario_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scenarios", action="store_true", help="run every scenario of the fixed table once")
+    parser.add_argument(
+        "--full", action="store_true", help="with --scenarios: run each with five seeds, starting with --seed"
+    )
+    parser.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="with --scenarios: only the scenarios of this code (repeatable)",
+    )
 
 
 def _add_draw_flags(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +107,7 @@ def _add_draw_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FAULT",
-        help="with --per-fault: only the runs with this fault; repeatable",
+        help="with --per-fault: only the runs with this fault (repeatable)",
     )
 
 

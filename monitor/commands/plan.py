@@ -14,7 +14,7 @@ import msgspec
 from kvscope.monitor.commands.shared_flags import Commands, print_json
 from kvscope.monitor.configuration.value_types import positive, size
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.doctor.memory_report import bill_in_log
+from kvscope.monitor.doctor.memory_report import breakdown_in_log
 from kvscope.monitor.doctor.observe import observe
 from kvscope.monitor.doctor.plan_text import show_plan
 from kvscope.monitor.doctor.report import NOTHING
@@ -36,7 +36,9 @@ EPILOG: Final = """examples:
   monitor plan --from http://127.0.0.1:8000/metrics
   monitor plan --layers 32 --kv-heads 8 --head-dim 128 --kv-cache-memory 20G --max-model-len 131072
 
-Sizes are of one rank. `--log` takes the memory breakdown from the engine's start-up. exit codes: 0, 2 for bad input"""
+Sizes are of one rank. `--log` takes the memory breakdown from the engine's start-up.
+
+exit codes: 0, 2 for bad input"""
 
 
 def add(commands: Commands) -> None:
@@ -62,12 +64,7 @@ def add(commands: Commands) -> None:
         ("--head-dim", "numbers in a head"),
     ):
         numbers.add_argument(flag, type=int, metavar="N", help=help)
-    memory = parser.add_argument_group("memory of one device")
-    memory.add_argument("--device-memory", type=size, metavar="SIZE", help="in all, such as 80G")
-    memory.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="(0.9; since 0.32 0.92)")
-    memory.add_argument("--weights", type=size, metavar="SIZE", help="of the model on one rank (default: its files)")
-    memory.add_argument("--other", type=size, metavar="SIZE", help="activations, graphs, libraries (2G is assumed)")
-    memory.add_argument("--kv-cache-memory", type=size, metavar="SIZE", help="for KV; the rest is then not needed")
+    _add_memory_flags(parser)
     measured = parser.add_argument_group("from what was measured")
     measured.add_argument(
         "--from",
@@ -75,12 +72,16 @@ def add(commands: Commands) -> None:
         metavar="TARGET",
         help="a log, a metrics page, a recording or a service from which to take lengths, hits and concurrency",
     )
-    measured.add_argument("--engine", default="", metavar="NAME", help="of several at TARGET")
+    measured.add_argument("--engine", default="", metavar="NAME", help="the engine, if TARGET has several")
     measured.add_argument(
-        "--timeout", type=positive, default=10.0, metavar="S", help=("seconds to wait for TARGET (10)")
+        "--timeout", type=positive, default=10.0, metavar="S", help=("seconds to wait for TARGET (default: 10)")
     )
-    measured.add_argument("--token", default=os.environ.get("KVSCOPE_TOKEN", ""), metavar="TOKEN", help="of a service")
-    memory.add_argument("--log", metavar="FILE", help="an engine's log from which to take the memory breakdown")
+    measured.add_argument(
+        "--token",
+        default=os.environ.get("KVSCOPE_TOKEN", ""),
+        metavar="TOKEN",
+        help="the service's token (default: KVSCOPE_TOKEN)",
+    )
     _add_engine_flags(parser)
     load = parser.add_argument_group("the expected requests, in tokens")
     for flag in ("--prompt-len", "--output-len", "--shared-prefix"):
@@ -89,24 +90,47 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+def _add_memory_flags(parser: argparse.ArgumentParser) -> None:
+    memory = parser.add_argument_group("memory of one device")
+    memory.add_argument("--device-memory", type=size, metavar="SIZE", help="memory of the device, such as 80G")
+    memory.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="share of it that vLLM uses (default: 0.92, before release 0.32: 0.9)",
+    )
+    memory.add_argument(
+        "--weights", type=size, metavar="SIZE", help="size of the weights on one rank (default: that of its files)"
+    )
+    memory.add_argument(
+        "--other", type=size, metavar="SIZE", help="memory for activations, graphs and libraries (default: 2G)"
+    )
+    memory.add_argument(
+        "--kv-cache-memory", type=size, metavar="SIZE", help="memory for KV, instead of the flags above"
+    )
+    memory.add_argument("--log", metavar="FILE", help="an engine's log from which to take the memory breakdown")
+
+
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--release", default="", metavar="X.Y", help="of vLLM (0.33)")
+    engine.add_argument("--release", default="", metavar="X.Y", help="release of vLLM (default: 0.33)")
     for flag, default in (
         ("--tensor-parallel-size", 1),
         ("--pipeline-parallel-size", 1),
     ):
-        engine.add_argument(flag, type=int, default=default, metavar="N", help=f"({default})")
+        engine.add_argument(flag, type=int, default=default, metavar="N", help=f"(default: {default})")
     for flag, without in (
-        ("--block-size", "(16)"),
-        ("--max-num-batched-tokens", "(8192)"),
-        ("--max-num-seqs", "(not limited)"),
-        ("--max-model-len", "(the model's own)"),
+        ("--block-size", "tokens in a block (default: 16)"),
+        ("--max-num-batched-tokens", "(default: 8192)"),
+        ("--max-num-seqs", "(default: no limit)"),
+        ("--max-model-len", "(default: the model's)"),
     ):
         engine.add_argument(flag, type=int, metavar="N", help=without)
-    engine.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, … (auto)")
-    engine.add_argument("--no-prefix-caching", action="store_true", help="prefixes are not cached")
-    engine.add_argument("--no-async-scheduling", action="store_true", help="one step at a time")
+    engine.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="DTYPE", help="auto, fp8, bfloat16, … (default: auto)"
+    )
+    engine.add_argument("--no-prefix-caching", action="store_true", help="plan without prefix caching")
+    engine.add_argument("--no-async-scheduling", action="store_true", help="plan without asynchronous scheduling")
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -196,15 +220,15 @@ def _budget_of_log(parsed: argparse.Namespace, request: PlanRequest) -> MemoryBu
     """Return the memory breakdown of `--log`, or None without one, or where it states less than the flags do."""
     if parsed.log is None:
         return None
-    report = bill_in_log(parsed.log)
-    if (bill := report.breakdown) is not None:
+    report = breakdown_in_log(parsed.log)
+    if (breakdown := report.breakdown) is not None:
         share = request.gpu_memory_utilization
         return MemoryBudget(
-            device=bill.device_total,
-            free_at_start=bill.free_at_start,
-            utilization=share if share is not None else bill.requested / bill.device_total,
-            weights=bill.weights,
-            other=bill.without_kv - bill.weights,
+            device=breakdown.device_total,
+            free_at_start=breakdown.free_at_start,
+            utilization=share if share is not None else breakdown.requested / breakdown.device_total,
+            weights=breakdown.weights,
+            other=breakdown.without_kv - breakdown.weights,
             kv=request.kv_cache_memory,
             source="measured",
         )

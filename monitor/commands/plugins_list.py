@@ -36,7 +36,7 @@ def _list_plugins(parsed: argparse.Namespace) -> int:
     if parsed.format == "json":
         print_json(found)
     elif not found:
-        print("no plug-ins are installed; docs/write-a-source.md and docs/write-a-detector.md show how to write one")
+        print("no plug-ins are installed. docs/write-a-source.md and docs/write-a-detector.md show how to write one")
     else:
         table = Table("group", "name", "distribution", "version", "status", "error", box=None)
         for one in found:

@@ -13,7 +13,7 @@ from kvscope.monitor.errors import CannotTell
 
 def add(commands: Commands) -> None:
     """Put it on the command line."""
-    parser = commands.add_parser("probe", help="the probe that makes vLLM publish events")
+    parser = commands.add_parser("probe", help="check the probe that makes vLLM publish events")
     things = parser.add_subparsers(required=True, metavar="THING")
     check = things.add_parser(
         "check",

@@ -29,9 +29,9 @@ def add(commands: Commands) -> None:
         help=f"an event stream, such as {EVENTS_ENDPOINT}, or any other live source",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
-    parser.add_argument("--seconds", type=positive, default=None, metavar="S", help="stop after this long")
+    parser.add_argument("--seconds", type=positive, default=None, metavar="S", help="stop after this many seconds")
     parser.add_argument(
-        "--timeout", type=positive, default=10.0, metavar="S", help="wait this long for the stream (10)"
+        "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for the stream (default: 10)"
     )
     parser.set_defaults(run=_run)
 

@@ -27,11 +27,16 @@ def add(commands: Commands) -> None:
         " `monitor doctor` or any other reader can attach. It stops at the end of the recording.",
     )
     parser.add_argument("recording", type=Path, metavar="RECORDING", help="a directory, one segment of it, or a bundle")
-    parser.add_argument("--speed", type=_speed, default=1.0, metavar="N", help="speed factor (1)")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="N", help="speed factor (default: 1)")
     parser.add_argument(
-        "--events", default=EVENTS_ENDPOINT, metavar="ENDPOINT", help=f"where to publish ({EVENTS_ENDPOINT})"
+        "--events", default=EVENTS_ENDPOINT, metavar="ENDPOINT", help=f"where to publish (default: {EVENTS_ENDPOINT})"
     )
-    parser.add_argument("--replay", default="", metavar="ENDPOINT", help="where to answer (beside it)")
+    parser.add_argument(
+        "--replay",
+        default="",
+        metavar="ENDPOINT",
+        help="where to answer requests for past events (default: the port after --events)",
+    )
     parser.set_defaults(run=_replay_recording)
 
 

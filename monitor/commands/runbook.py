@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
         " Without a code, lists all codes.",
         epilog="exit codes: 0 printed, 2 no such code",
     )
-    parser.add_argument("code", nargs="?", metavar="CODE", help="such as leak.finished-held")
+    parser.add_argument("code", nargs="?", metavar="CODE", help="a finding code, such as leak.finished-held")
     parser.set_defaults(run=_print_runbook)
 
 

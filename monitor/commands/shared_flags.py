@@ -51,7 +51,11 @@ def add_token(parser: argparse.ArgumentParser) -> None:
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """For what may not answer."""
     parser.add_argument(
-        "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for a target to answer (10)"
+        "--timeout",
+        type=positive,
+        default=10.0,
+        metavar="S",
+        help="seconds to wait for a target to answer (default: 10)",
     )
 
 
@@ -63,7 +67,7 @@ def add_for(parser: argparse.ArgumentParser) -> None:
         default=WATCH_S,
         metavar="S",
         dest="watch_s",
-        help=f"seconds to watch a live target ({WATCH_S:g})",
+        help=f"seconds to watch a live target (default: {WATCH_S:g})",
     )
 
 
@@ -75,7 +79,7 @@ def add_thresholds(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="CODE.NAME=VALUE",
         dest="thresholds",
-        help="change a pending period or threshold, such as leak.finished-held.grace_s=30; may be repeated",
+        help="change a pending period or threshold, such as leak.finished-held.grace_s=30 (repeatable)",
     )
 
 
@@ -85,10 +89,10 @@ def add_window(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=_when,
         metavar="WHEN",
-        help="inspect only what happened from then on: a time (14:02:11, in UTC, or 2026-01-31T14:02:11Z), or how"
-        " long before now, or before a recording's or a log's end (30m, 2h)",
+        help="start of the window to inspect: a time (14:02:11, in UTC, or 2026-01-31T14:02:11Z), or a length before"
+        " now, or before the end of a recording or log (30m, 2h)",
     )
-    parser.add_argument("--until", type=_when, metavar="WHEN", help="and only until then")
+    parser.add_argument("--until", type=_when, metavar="WHEN", help="end of the window, in the same forms")
 
 
 def window_of(parsed: argparse.Namespace) -> Window:

@@ -38,18 +38,18 @@ def add(commands: Commands) -> None:
         " recording. docs/history.md describes the tables events, requests, findings and points.",
         epilog="exit codes: 0, 2 for an invalid query or a missing history",
     )
-    parser.add_argument("query", metavar="QUERY", help="such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
-    parser.add_argument("recording", nargs="?", type=Path, metavar="RECORDING", help="ask this recording")
+    parser.add_argument("query", metavar="QUERY", help="SQL, such as 'SELECT kind, count(*) FROM events GROUP BY kind'")
+    parser.add_argument("recording", nargs="?", type=Path, metavar="RECORDING", help="a recording to query")
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="or the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
+        help="query the history that `monitor serve --data DIR` keeps (KVSCOPE_DATA)",
     )
     parser.add_argument(
         "--archive",
         metavar="URL",
-        help="and the segments that `monitor serve --archive URL` has copied there, or those alone: s3://BUCKET/PREFIX,"
+        help="also query the segments that `monitor serve --archive URL` copied, or those alone: s3://BUCKET/PREFIX,"
         " file:///DIR or a directory",
     )
     add_window(parser)
@@ -58,7 +58,7 @@ def add(commands: Commands) -> None:
         type=positive,
         default=60.0,
         metavar="S",
-        help="seconds after which to stop the query (60)",
+        help="seconds after which to stop the query (default: 60)",
     )
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="(default: table)")
     parser.set_defaults(run=_sql)
@@ -93,8 +93,8 @@ def _input(parsed: argparse.Namespace) -> SqlInput:
         if re.search(
             r"\b(points|findings)\b", parsed.query, re.IGNORECASE
         ):  # a recording has neither until it is judged
-            points, told = _judged(directory)
-            return SqlInput(directory, points, told, window=window)
+            points, transitions = _judged(directory)
+            return SqlInput(directory, points, transitions, window=window)
         return SqlInput(directory, window=window)
     archive = Archive(parsed.archive) if parsed.archive is not None else None
     if data:
@@ -111,20 +111,20 @@ def _input(parsed: argparse.Namespace) -> SqlInput:
 
 def _judged(directory: Path) -> tuple[dict[str, list[Point]], list[LoggedTransition]]:
     """Return the points of each engine in a recording, and the transitions of its findings."""
-    from kvscope.monitor.history.findings_log import told_of
+    from kvscope.monitor.history.findings_log import logged_transition
     from kvscope.monitor.pipeline import Pipeline
 
     watch = Pipeline()
     points: dict[str, list[Point]] = {}
-    told: list[LoggedTransition] = []
+    transitions: list[LoggedTransition] = []
     for frame in Recording(directory):
         watch.feed([frame])
         of_engine = points.setdefault(frame.engine, [])
         last = watch.fleet.engines[frame.engine].points
         if last and (not of_engine or last[-1].at_ns > of_engine[-1].at_ns):
             of_engine.append(last[-1])
-        told += map(told_of, watch.take_transitions())
-    return points, told
+        transitions += map(logged_transition, watch.take_transitions())
+    return points, transitions
 
 
 # -------------------------------------------------------------------- how it is printed

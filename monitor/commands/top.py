@@ -42,7 +42,7 @@ def _run(parsed: argparse.Namespace) -> int:
             f"`monitor top` needs more than the base install: pip install 'kvscope[monitor]' ({error})"
         ) from error
     if not sys.stdout.isatty():
-        raise ValueError("`monitor top` needs a terminal; `monitor doctor --watch` prints lines")
+        raise ValueError("`monitor top` needs a terminal: use `monitor doctor --watch` to print lines")
     settings = parse_settings(parsed.thresholds)
     with closing(open_live(parsed.target or default_url(), settings, parsed.timeout, parsed.token)) as live:
         looker = Looker(live)

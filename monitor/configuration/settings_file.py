@@ -74,7 +74,7 @@ def read_settings_file(path: Path) -> SettingsFile:
         if setting is None:
             near = difflib.get_close_matches(key, [*SETTINGS, *DISCOVERIES], n=1)
             remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join([*SETTINGS, *DISCOVERIES])}"
-            problems.append(Problem(f"there is no such setting; {remedy}", key, line_of(text, key)))
+            problems.append(Problem(f"there is no such setting: {remedy}", key, line_of(text, key)))
             continue
         try:
             values[key] = _threshold_texts(value) if key == THRESHOLDS_KEY else _file_value(setting, value)
@@ -151,7 +151,7 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if isinstance(value, dict):
             yield from _flattened(value, f"{prefix}{name}.")
         elif isinstance(value, bool) or not isinstance(value, int | float):
-            raise argparse.ArgumentTypeError(f"{prefix}{name} = {value!r} is no number")
+            raise argparse.ArgumentTypeError(f"{prefix}{name} = {value!r} is not a number")
         else:
             yield f"{prefix}{name}", value
 

@@ -52,8 +52,8 @@ class Setting(NamedTuple):
 SOURCE_SETTINGS: Final = (
     Setting(
         "targets",
-        "a source of any kind: an event stream, a metrics page, a log that grows, a Prometheus server"
-        " (prometheus+http://HOST:9090), KV events; or recordings alone",
+        "an event stream, a metrics page, a growing log, a Prometheus server (prometheus+http://HOST:9090), KV"
+        " events, or only recordings (repeatable)",
         shape="list",
         metavar="TARGET",
         flag="targets",
@@ -62,8 +62,8 @@ SOURCE_SETTINGS: Final = (
     ),
     Setting(
         "events",
-        f"an engine's event stream; may be repeated (default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}, or none if"
-        " --metrics or a TARGET is given)",
+        f"an engine's event stream (repeatable, default: KVSCOPE_EVENTS, else {EVENTS_ENDPOINT}, or none with"
+        " --metrics or a TARGET)",
         shape="list",
         metavar="ENDPOINT",
         variable="KVSCOPE_EVENTS",
@@ -72,7 +72,7 @@ SOURCE_SETTINGS: Final = (
     ),
     Setting(
         "metrics",
-        "the metrics page of an engine without a probe, scraped every 5 s; may be repeated",
+        "the metrics page of an engine without a probe, scraped every 5 s (repeatable)",
         shape="list",
         metavar="URL",
         default=(),
@@ -80,35 +80,44 @@ SOURCE_SETTINGS: Final = (
     ),
 )
 SERVICE_SETTINGS: Final = (
-    Setting("host", "where to listen (127.0.0.1); elsewhere a token is needed", default="127.0.0.1"),
-    Setting("port", "(8765; 0 picks a free one)", port, 8765),
-    Setting("token", "ask for this (KVSCOPE_TOKEN)", default="", variable="KVSCOPE_TOKEN", is_secret=True),
+    Setting(
+        "host", "address to listen on. Any other than loopback needs a token (default: 127.0.0.1)", default="127.0.0.1"
+    ),
+    Setting("port", "0 picks a free port (default: 8765)", port, 8765),
+    Setting(
+        "token", "token that clients must send (KVSCOPE_TOKEN)", default="", variable="KVSCOPE_TOKEN", is_secret=True
+    ),
     Setting(
         "data",
-        "keep alerts here, so that a restart loses none and sends none anew, and all that is heard, so that any"
-        " moment of it can be asked for (KVSCOPE_DATA)",
+        "directory for the history and the alerts. A restart then neither loses nor repeats alerts, and past times"
+        " stay available (KVSCOPE_DATA)",
         Path,
         metavar="DIR",
         variable="KVSCOPE_DATA",
     ),
-    Setting("keep_days", "what is heard is kept for so long (7)", positive, metavar="DAYS"),
-    Setting("keep_bytes", "and no more of it than this, the oldest goes first: 500M, 2G (10G)", size, metavar="SIZE"),
+    Setting("keep_days", "days to keep the history (default: 7)", positive, metavar="DAYS"),
+    Setting(
+        "keep_bytes",
+        "maximum size of the history: 500M, 2G. The oldest part is deleted first (default: 10G)",
+        size,
+        metavar="SIZE",
+    ),
     Setting(
         "look_back",
-        "at the start, read so much of what a Prometheus server stored: 30m, 1d (2h); the page shows it",
+        "how much of a Prometheus server's past to load at the start: 30m, 1d (default: 2h)",
         length,
         metavar="TIME",
     ),
     Setting(
         "memory_budget",
-        "keep the process within this much memory: less of the recent past in memory, the more engines report"
-        " (GET /api/memory-budget lists what is given up)",
+        "memory limit of the process. With many engines it keeps less of the recent past in memory (GET"
+        " /api/memory-budget lists the reductions)",
         size,
         metavar="SIZE",
     ),
     Setting(
         "recording",
-        "show this recording, and nothing else: no engine is read; may be repeated, to compare them",
+        "show this recording and read no engine (repeatable, to compare recordings)",
         Path,
         default=(),
         shape="list",
@@ -119,8 +128,8 @@ SERVICE_SETTINGS: Final = (
 COPY_SETTINGS: Final = (
     Setting(
         "archive",
-        "copy each closed segment of the history there, to s3://BUCKET/PREFIX (credentials and endpoint as AWS has"
-        " them in the environment), file:///DIR or a directory; `monitor sql --archive URL` reads it",
+        "copy each closed segment of the history to s3://BUCKET/PREFIX (with AWS's environment variables),"
+        " file:///DIR or a directory. `monitor sql --archive URL` reads it",
         default="",
         metavar="URL",
     ),
@@ -132,7 +141,7 @@ COPY_SETTINGS: Final = (
     ),
     Setting(
         "remote_write_token",
-        "with this bearer token (KVSCOPE_REMOTE_WRITE_TOKEN)",
+        "bearer token for --remote-write (KVSCOPE_REMOTE_WRITE_TOKEN)",
         default="",
         metavar="TOKEN",
         variable="KVSCOPE_REMOTE_WRITE_TOKEN",
@@ -142,8 +151,8 @@ COPY_SETTINGS: Final = (
 ALERT_SETTINGS: Final = (
     Setting(
         "alert",
-        "send alerts here: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
-        " pagerduty+https://ROUTING_KEY@events.pagerduty.com; may be repeated (KVSCOPE_ALERTS, separated by spaces)",
+        "where to send alerts: https://… (a webhook), alertmanager+http://HOST:9093, slack+https://… or"
+        " pagerduty+https://ROUTING_KEY@events.pagerduty.com (repeatable, KVSCOPE_ALERTS: separated by spaces)",
         default=(),
         shape="list",
         metavar="URL",
@@ -153,27 +162,27 @@ ALERT_SETTINGS: Final = (
     ),
     Setting(
         "alert_private",
-        "alerts may go to private addresses, this machine's among them",
+        "allow alerts to private addresses, including this machine's",
         default=False,
         shape="switch",
     ),
     Setting(
         "alert_repeat",
-        "say again that an alert still fires: 30m, 4h (4h; 0 never)",
+        "how often to send an alert again while it fires: 30m, 4h. 0 never does (default: 4h)",
         length_or_never,
         4 * 3600,
         metavar="TIME",
     ),
     Setting(
         "alert_verdict",
-        "alert only once a finding has this verdict or a surer one (cannot-tell: all)",
+        "send alerts only for findings with at least this verdict (cannot-tell: all)",
         verdict,
         VERDICTS[0],
         metavar=f"{{{','.join(VERDICTS)}}}",
     ),
     Setting(
         "webhook_secret",
-        "sign what goes to webhooks with this (KVSCOPE_WEBHOOK_SECRET)",
+        "secret that signs the messages to webhooks (KVSCOPE_WEBHOOK_SECRET)",
         default="",
         metavar="whsec_…",
         variable="KVSCOPE_WEBHOOK_SECRET",
@@ -190,7 +199,7 @@ OTLP_SETTINGS: Final = (
     ),
     Setting(
         "otlp_sample",
-        "of the requests that were neither slow, preempted, stuck nor failed, trace this share (1; 0.1 a tenth)",
+        "share of healthy requests to trace. Slow, preempted, stuck and failed ones always are (default: 1)",
         share,
         metavar="SHARE",
     ),
@@ -198,40 +207,45 @@ OTLP_SETTINGS: Final = (
 BUS_SETTINGS: Final = (
     Setting(
         "nats",
-        "a NATS server with JetStream: nats://127.0.0.1:4222, or tls://HOST:4222 on another machine; may be repeated,"
-        " for the servers of one cluster",
+        "a NATS server with JetStream: nats://127.0.0.1:4222, or tls://HOST:4222 on another machine (repeatable,"
+        " for the servers of a cluster)",
         default=(),
         shape="list",
         metavar="URL",
     ),
-    Setting("nats_tenant", "whose streams: a-z, 0-9 and - (default)", default="default", metavar="NAME"),
-    Setting("nats_agent", "the name of this agent among others (the host's name)", default="", metavar="NAME"),
-    Setting("nats_creds", "credentials: a .creds file, or a file with an nkey's seed", Path, metavar="FILE"),
-    Setting("nats_ca", "the authority of the server's certificate", Path, metavar="FILE"),
-    Setting("nats_cert", "this agent's own certificate", Path, metavar="FILE"),
-    Setting("nats_key", "and its key", Path, metavar="FILE"),
+    Setting(
+        "nats_tenant",
+        "tenant whose streams to use: a-z, 0-9 and - (default: default)",
+        default="default",
+        metavar="NAME",
+    ),
+    Setting("nats_agent", "name of this agent (default: the host's name)", default="", metavar="NAME"),
+    Setting("nats_creds", "credentials: a .creds file, or a file with the seed of an nkey", Path, metavar="FILE"),
+    Setting("nats_ca", "certificate authority of the NATS server", Path, metavar="FILE"),
+    Setting("nats_cert", "client certificate of this agent", Path, metavar="FILE"),
+    Setting("nats_key", "private key of the client certificate", Path, metavar="FILE"),
 )
 PLACE_SETTINGS: Final = (
-    Setting("zone", "where the engines are, for the fleet view (KVSCOPE_ZONE)", default="", variable="KVSCOPE_ZONE"),
-    Setting("node", "the node that they are on, if it is one (KVSCOPE_NODE)", default="", variable="KVSCOPE_NODE"),
+    Setting("zone", "zone of the engines, for the fleet view (KVSCOPE_ZONE)", default="", variable="KVSCOPE_ZONE"),
+    Setting("node", "node of the engines, for the fleet view (KVSCOPE_NODE)", default="", variable="KVSCOPE_NODE"),
     Setting(
         "service",
-        "the service that they belong to: a hub shows its prefill beside its decode engines (KVSCOPE_SERVICE)",
+        "service of the engines: a hub shows its prefill engines beside its decode engines (KVSCOPE_SERVICE)",
         default="",
         variable="KVSCOPE_SERVICE",
     ),
     Setting(
         "kv_role",
-        "their side of it, producer (prefill) or consumer (decode), if their connector's role is kv_both"
-        " (KVSCOPE_KV_ROLE)",
+        "role of the engines in their service, producer (prefill) or consumer (decode), if their connector's role is"
+        " kv_both (KVSCOPE_KV_ROLE)",
         default="",
         variable="KVSCOPE_KV_ROLE",
     ),
 )
 NATS_SHARE: Final = Setting(
     "nats_share",
-    "share the engines with other agents that name the same ones: each is processed by the one agent that holds its"
-    " lease, and another takes over when that agent dies",
+    "share engines with other agents that have the same targets. The agent with an engine's lease processes it, and"
+    " another takes over if that agent stops",
     default=False,
     shape="switch",
 )
@@ -248,7 +262,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         *PLACE_SETTINGS,
         Setting(
             THRESHOLDS_KEY,
-            "change a threshold",
+            "change a pending period or threshold (repeatable)",
             default=(),
             shape="list",
             metavar="CODE.NAME=VALUE",
@@ -278,7 +292,7 @@ def add_flags(parser: argparse.ArgumentParser, command: SettingUser = "serve") -
         type=Path,
         metavar="FILE",
         dest="config",
-        help="read settings from this TOML file; flags and variables override it. SIGHUP reads it again"
+        help="read settings from this TOML file. Flags and variables override it. SIGHUP reads it again"
         " (`monitor config check FILE` checks it)",
     )
     for setting in settings_of(command).values():

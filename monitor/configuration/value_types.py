@@ -23,7 +23,7 @@ def positive(text: str) -> float:
 def port(text: str) -> int:
     """Parse a port to listen on. 0 is any free port."""
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: give a number up to 65535, or 0 for any that is free")
+        raise argparse.ArgumentTypeError(f"{text} is not a port: give a number up to 65535, or 0 for any that is free")
     return int(text)
 
 
@@ -39,7 +39,7 @@ def size(text: str) -> int:
     """Parse a number of bytes such as 500M or 2G (of 1024)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.upper())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is no size: write 500M or 2G")
+        raise argparse.ArgumentTypeError(f"{text} is not a size: write 500M or 2G")
     return round(float(match[1]) * 1024.0 ** " KMGT".index(match[2] or " "))
 
 
@@ -55,7 +55,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
     return value
 
 
@@ -64,4 +64,4 @@ def verdict(text: str) -> Verdict:
     for known in VERDICTS:
         if text == known:
             return known
-    raise argparse.ArgumentTypeError(f"{text} is no verdict: choose from {', '.join(VERDICTS)}")
+    raise argparse.ArgumentTypeError(f"{text} is not a verdict: choose from {', '.join(VERDICTS)}")

@@ -44,8 +44,8 @@ def whole_prompts_only(ledger: EngineLedger) -> str:
 
 def smaller_budget(ledger: EngineLedger) -> str:
     """`--max-num-batched-tokens`, and how far down."""
-    told = ledger.facts.get("max_num_batched_tokens")
-    now = ledger.description.max_num_batched_tokens or (int(told.value) if told is not None else 0)
+    stated = ledger.facts.get("max_num_batched_tokens")
+    now = ledger.description.max_num_batched_tokens or (int(stated.value) if stated is not None else 0)
     if not now:
         return f"--max-num-batched-tokens (to {DEFAULT_BUDGET}, say)"
     return f"--max-num-batched-tokens to {min(DEFAULT_BUDGET, max(now // 2, 1))} (it is {now})"

@@ -18,7 +18,7 @@ from kvscope.monitor.state.outside_waits import WaitHistory
 HELD_GRACE_S: Final = Threshold(
     10,
     "s",
-    "a transfer of one request's KV takes milliseconds to seconds; a lease, if there is one, counts instead",
+    "a transfer of one request's KV takes milliseconds to seconds. If there is a lease, it counts instead",
 )
 TIMES_LONGEST_WAIT: Final = Threshold(
     3, "times", "what takes three times as long as the longest that ended, in proportion to its size, is another kind"
@@ -72,4 +72,4 @@ def taken_up_until_ns(ledger: EngineLedger) -> int:
     """
     if ledger.state.mode != EngineMode.UNPAUSED or ledger.looked_ns < ledger.state.mode_since_ns:
         return ledger.looked_ns
-    return ledger.heard_ns - ledger.wall(1) + 1
+    return ledger.last_received_ns - ledger.wall(1) + 1

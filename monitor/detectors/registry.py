@@ -92,8 +92,8 @@ def effects() -> Mapping[str, Mapping[str, Tie]]:
 
 def runbook_of(code: str) -> str | None:
     """Return the runbook of a code as Markdown, of kvscope's own or of a plug-in's, or None if there is none."""
-    brought = (each.runbook for each in PLUGINS.accepted() if each.detector.code == code)
-    return next(brought, None) or runbook_text(code)
+    plugged_in = (each.runbook for each in PLUGINS.accepted() if each.detector.code == code)
+    return next(plugged_in, None) or runbook_text(code)
 
 
 def explains(cause: Judgement, effect: Judgement) -> bool:

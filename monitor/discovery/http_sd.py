@@ -19,7 +19,7 @@ REFRESH_HEADER: Final = "X-Prometheus-Refresh-Interval-Seconds"
 
 
 class TargetServer:
-    """The targets that a server lists. Raises BadTarget for what is no address."""
+    """The targets that a server lists. Raises BadTarget for what is not an address."""
 
     def __init__(self, config: HttpDiscovery) -> None:
         self._config = config

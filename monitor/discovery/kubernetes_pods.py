@@ -100,7 +100,7 @@ class KubernetesPods:
             try:
                 page = msgspec.json.decode(content, type=_PodList)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise DiscoveryFailed(f"{pods} answers with what is no list of pods: {error}") from error
+                raise DiscoveryFailed(f"{pods} answers with what is not a list of pods: {error}") from error
             yield from page.items
             continued = page.metadata.continued
             if not continued:
@@ -118,7 +118,7 @@ class KubernetesPods:
     def _api(self) -> str:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not self._config.api and not host:
-            raise DiscoveryFailed("this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set): set api")
+            raise DiscoveryFailed("this is not a pod of a cluster (KUBERNETES_SERVICE_HOST is not set): set api")
         return self._config.api.rstrip("/") or f"https://{address_text(host, int(port))}"
 
     def _namespace(self) -> str:

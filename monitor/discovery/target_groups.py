@@ -60,8 +60,8 @@ def found_targets(document: Any, labels: Mapping[str, str], where: str) -> Found
         groups = msgspec.convert(document, list[TargetGroup])
     except (msgspec.ValidationError, RecursionError) as error:
         raise DiscoveryFailed(
-            f'{where} is no list of target groups: {error}. One looks like [{{"targets": ["10.0.0.1:8000"], "labels":'
-            " {}}]"
+            f"{where} is not a list of target groups: {error}. One looks like"
+            ' [{"targets": ["10.0.0.1:8000"], "labels": {}}]'
         ) from error
     every = ((address, {**labels, **group.labels}) for group in groups for address in group.targets)
     return read_as(every, where)
@@ -95,19 +95,17 @@ def _read_as(address: str, labels: Mapping[str, str], where: str) -> FoundTarget
     if events.startswith(("tcp://", "ipc://")):
         return FoundTarget(events, True)
     if events:
-        raise DiscoveryFailed(
-            f"{where}: {EVENTS_LABELS[0]}={events!r} is no port and no endpoint such as tcp://HOST:5757"
-        )
+        raise DiscoveryFailed(f"{where}: {EVENTS_LABELS[0]}={events!r} is not a port or endpoint (tcp://HOST:5757)")
     scheme, path = labels.get("__scheme__", "http"), labels.get("__metrics_path__", "/metrics")
     if not host or not port:
         raise DiscoveryFailed(f"{where}: {address!r} is no HOST:PORT")
     if scheme not in ("http", "https") or not _METRICS_PATH.fullmatch(path):
-        raise DiscoveryFailed(f"{where}: {address}: {scheme}://…{path} is no address of a metrics page")
+        raise DiscoveryFailed(f"{where}: {address}: {scheme}://…{path} is not an address of a metrics page")
     return FoundTarget(f"{scheme}://{host}:{port}{path}", False)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Return the host as it stands in a URL, and the port, 0 if there is none. Empty: it is no address."""
+    """Return the host as it stands in a URL, and the port, 0 if there is none. Empty: it is not an address."""
     if not re.fullmatch(r"[A-Za-z0-9_.\-]+(:\d+)?|\[[0-9A-Fa-f:.%]+\](:\d+)?", address):
         return "", 0
     try:

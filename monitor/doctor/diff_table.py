@@ -16,9 +16,9 @@ STATUS_WORDS = {"added": "came", "unchanged": "stayed", "removed": "went"}
 
 def diff_table(diff: Diff, console: Console) -> None:
     """Print the two sides, the findings and the numbers."""
-    for name, stretch in (("BEFORE", diff.before), ("AFTER", diff.after)):
-        put_line(console, f"{name:<7} {stretch.source}", "bold")
-        wrapped(console, _which(stretch), " " * 8)
+    for name, window in (("BEFORE", diff.before), ("AFTER", diff.after)):
+        put_line(console, f"{name:<7} {window.source}", "bold")
+        wrapped(console, _which(window), " " * 8)
     console.print()
     put_line(console, f"FINDINGS  {_diff_tally(diff)}", "bold")
     for finding in diff.findings:
@@ -35,9 +35,9 @@ def diff_table(diff: Diff, console: Console) -> None:
     wrapped(console, f"{verdict} Better: {better}. Worse: {worse}.", "", "bold")
 
 
-def _which(stretch: WindowStats) -> str:
-    since, until = ((stamp or "?").replace("T", " ").replace("Z", "") for stamp in (stretch.since, stretch.until))
-    return f"{stretch.engine}, {since} to {until} UTC, {duration(stretch.seconds)}"
+def _which(window: WindowStats) -> str:
+    since, until = ((stamp or "?").replace("T", " ").replace("Z", "") for stamp in (window.since, window.until))
+    return f"{window.engine}, {since} to {until} UTC, {duration(window.seconds)}"
 
 
 def _diff_tally(diff: Diff) -> str:

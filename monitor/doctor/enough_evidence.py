@@ -51,4 +51,4 @@ def refuse_too_little(
 
 
 def _asks(views: Iterable[WrittenView]) -> bool:
-    return any(view.said("question", "memory_taken") for view in views)
+    return any(view.states("question", "memory_taken") for view in views)

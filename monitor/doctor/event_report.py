@@ -34,11 +34,11 @@ class EventReport(msgspec.Struct, frozen=True):
 
 def event_at(query: Query, engines: Sequence[str], position: str) -> EventReport:
     """Return the event at this position in the stream of one of these engines. Raises NotKnown, and ValueError for what
-    is no position of an event.
+    is not a position of an event.
     """
     if not POSITION.fullmatch(position):
         raise ValueError(
-            f"{position!r} is no position of an event: give epoch/sequence/event, as evidence has it (--format json)"
+            f"{position!r} is not a position of an event: give epoch/sequence/event, as evidence has it (--format json)"
         )
     refused: NotKnown | None = None
     for engine in engines:
@@ -52,7 +52,7 @@ def event_at(query: Query, engines: Sequence[str], position: str) -> EventReport
 def _report(query: Query, engine: str, position: str) -> EventReport:
     found = query.events(engine, around=position, limit=1, kinds=ALL_KINDS)
     if not found or found[0].position != position:
-        raise NotKnown(f"the stream of {engine} has no event {position}, as far as it is kept")
+        raise NotKnown(f"the stream of {engine} has no event {position} in the part that is kept")
     event = found[0]
     around = {one.position: one for one in (*query.events(engine, around=position, limit=AROUND), event)}
     pool = next(view for view in query.engines(at=position) if view.engine == engine)

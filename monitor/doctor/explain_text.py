@@ -32,7 +32,7 @@ def request(detail: RequestDetail, console: Console) -> None:
         _wait(detail.waits, console, "  ", "  ")
         console.print()
     put_line(console, "PHASES", "bold")
-    _life(detail.phases, console)
+    _print_phases(detail.phases, console)
     console.print()
     put_line(console, "CONDITIONS", "bold")
     for condition in detail.conditions:
@@ -40,7 +40,7 @@ def request(detail: RequestDetail, console: Console) -> None:
         lead = f"  {condition.name:<12} {holds:<3} {clock(condition.since) if condition.since else '-':<9} "
         wrapped(console, condition.reason, lead if condition.reason else lead.rstrip())
     console.print()
-    _story(detail.event_history, console, whole=detail.event_history_complete)
+    _print_history(detail.event_history, console, whole=detail.event_history_complete)
 
 
 def block(detail: BlockDetail, console: Console) -> None:
@@ -51,17 +51,17 @@ def block(detail: BlockDetail, console: Console) -> None:
     put_line(console, "OWNERSHIP CHAIN", "bold")
     _because(detail, console)
     console.print()
-    _story(detail.event_history, console, whole=True)
+    _print_history(detail.event_history, console, whole=True)
 
 
-def event(told: EventReport, console: Console) -> None:
+def event(explained: EventReport, console: Console) -> None:
     """`monitor explain event`: the event, its neighbours, and the pool, the request and the block just after it."""
-    one, pool = told.event, told.pool
-    put_line(console, f"EVENT {one.position} on {told.engine}", "bold")
+    one, pool = explained.event, explained.pool
+    put_line(console, f"EVENT {one.position} on {explained.engine}", "bold")
     wrapped(console, f"{clock(one.at, precise=True)} UTC, {_in_words(one)}", "  ")
     console.print()
     put_line(console, "AROUND IT", "bold")
-    for other in told.around:
+    for other in explained.around:
         sequence = other.position.partition("/")[2]
         mark = "▸" if other.position == one.position else " "
         wrapped(console, _in_words(other), f"{mark} {sequence:<9} {clock(other.at, precise=True):<12}  ")
@@ -83,65 +83,67 @@ def event(told: EventReport, console: Console) -> None:
         free = f"{balance.free:,} free, {balance.cached_idle:,} cached-idle"
         by = f" ({', '.join(parts)})" if parts else ""
         wrapped(console, f"{counted(used, 'block')} in use{by}, {free}", f"  {'pool':<8}")
-    if told.request is not None:
+    if explained.request is not None:
         console.print()
-        put_line(console, f"  REQUEST {told.request.request.id}", "bold")
-        _state(told.request, console)
-    if told.block is not None:
+        put_line(console, f"  REQUEST {explained.request.request.id}", "bold")
+        _state(explained.request, console)
+    if explained.block is not None:
         console.print()
         of_several = f", the first of {one.block_count:,}" if one.block_count > 1 else ""
-        put_line(console, f"  BLOCK {told.block.block}{of_several}", "bold")
-        _held(told.block, console)
-        _because(told.block, console)
+        put_line(console, f"  BLOCK {explained.block.block}{of_several}", "bold")
+        _held(explained.block, console)
+        _because(explained.block, console)
 
 
-def drop(told: UsageDrop, console: Console) -> None:
+def drop(explained: UsageDrop, console: Console) -> None:
     """Print `monitor explain drop`: which blocks became free and why, the preemptions, and the work of the steps."""
-    put_line(console, f"DROP on {told.engine}", "bold")
-    wrapped(console, f"{clock(told.since, precise=True)} to {clock(told.until, precise=True)} UTC", "  ")
-    if not told.is_complete:
+    put_line(console, f"DROP on {explained.engine}", "bold")
+    wrapped(console, f"{clock(explained.since, precise=True)} to {clock(explained.until, precise=True)} UTC", "  ")
+    if not explained.is_complete:
         wrapped(console, "Events of this window, or from before it, are no longer stored.", "  ! ", "bold yellow")
     console.print()
-    wrapped(console, drop_in_words(told), "  ")
+    wrapped(console, drop_in_words(explained), "  ")
     console.print()
     put_line(console, "BLOCKS", "bold")
-    put_line(console, _sum_line("used before", told.used_before, told.usable))
-    for freed in told.freed:
+    put_line(console, _sum_line("used before", explained.used_before, explained.usable))
+    for freed in explained.freed:
         left = (
             f", {counted(freed.references_released, 'reference')} left shared blocks"
             if freed.references_released
             else ""
         )
         wrapped(console, f"{listed(freed.requests)}{left}", f"  - {freed.reason:<18}{freed.blocks:>10,}  by ")
-    if told.allocated:
-        wrapped(console, listed(told.allocated_to), f"  + {'taken':<18}{told.allocated:>10,}  by ")
-    put_line(console, _sum_line("used after", told.used_after, told.usable))
-    if told.unexplained_blocks:
-        wrapped(console, f"The sum is off by {told.unexplained_blocks:,} blocks: events were lost.", "  ! ", "bold red")
+    if explained.allocated:
+        wrapped(console, listed(explained.allocated_to), f"  + {'taken':<18}{explained.allocated:>10,}  by ")
+    put_line(console, _sum_line("used after", explained.used_after, explained.usable))
+    if explained.unexplained_blocks:
+        wrapped(
+            console, f"The sum is off by {explained.unexplained_blocks:,} blocks: events were lost.", "  ! ", "bold red"
+        )
     console.print()
     put_line(console, "REQUESTS", "bold")
     for name, before, after in (
-        ("running", told.running_before, told.running_after),
-        ("waiting", told.waiting_before, told.waiting_after),
+        ("running", explained.running_before, explained.running_after),
+        ("waiting", explained.waiting_before, explained.waiting_after),
     ):
         put_line(console, f"  {name:<20}{_shown_figure(before)} → {_shown_figure(after).strip()}")
     for name, count in (
-        ("admitted", told.admitted),
-        ("finished", told.finished),
-        ("preempted", told.preemptions),
-        ("allocations failed", told.allocation_failures),
+        ("admitted", explained.admitted),
+        ("finished", explained.finished),
+        ("preempted", explained.preemptions),
+        ("allocations failed", explained.allocation_failures),
     ):
         put_line(console, f"  {name:<20}{count:>10,}")
-    for one in told.preempted[:MOST_PREEMPTED]:
+    for one in explained.preempted[:MOST_PREEMPTED]:
         to = f" for {one.beneficiary}" if one.beneficiary not in ("", one.victim) else ""
         lost = f"{counted(one.blocks, 'block')}, {counted(one.tokens_lost, 'token')} to recompute"
         wrapped(console, f"{one.victim}{to} ({one.reason}): {lost}", "    ")
-    if told.preemptions > MOST_PREEMPTED:
-        put_line(console, f"    and {told.preemptions - MOST_PREEMPTED:,} more")
+    if explained.preemptions > MOST_PREEMPTED:
+        put_line(console, f"    and {explained.preemptions - MOST_PREEMPTED:,} more")
     console.print()
     put_line(console, "STEPS", "bold")
     put_line(console, f"  {'':<20}{'before':>10}{'in it':>10}", "dim")
-    work, earlier = told.work, told.work_before
+    work, earlier = explained.work, explained.work_before
     rows: list[tuple[str, float, float]] = [
         ("seconds", work.seconds, earlier.seconds),
         ("steps", work.steps, earlier.steps),
@@ -189,11 +191,11 @@ def memory(report: MemoryReport, console: Console) -> None:
         ):
             advised: int = getattr(report.suggestions, f"{name}_bytes")
             short: int = getattr(report.suggestions, f"{name}_short_by_bytes")
-            said = report.printed_suggestions.get(f"{name}_bytes")
+            printed = report.printed_suggestions.get(f"{name}_bytes")
             advice = f"cannot be met: {_gib(short).strip()} are missing" if short else f"--kv-cache-memory={advised}"
             put_line(console, f"  {words:<32} {advice}")
-            if said is not None:
-                put_line(console, f"  {'':<32} (the engine's own: {said})")
+            if printed is not None:
+                put_line(console, f"  {'':<32} (the engine's own: {printed})")
     if report.sizing:
         console.print()
         put_line(console, "POOL", "bold")
@@ -280,13 +282,13 @@ def _wait(wait: Wait, console: Console, lead: str, below: str) -> None:
         _wait(cause, console, f"{below}{'└ ' if last else '├ '}", f"{below}{'  ' if last else '│ '}")
 
 
-def _life(life: Sequence[PhaseView], console: Console) -> None:
+def _print_phases(phases: Sequence[PhaseView], console: Console) -> None:
     """Print a line for each phase. A long reason stands on a line of its own."""
-    if not life:
+    if not phases:
         put_line(console, "  No event about it is stored.")
         return
     put_line(console, f"  {'since':<12} {'state, reason':<30}{'for':>9}{'blocks':>7}{'tokens':>8}  cost", "dim")
-    for phase in life:
+    for phase in phases:
         name = f"{phase.state} {phase.reason}".strip().replace("PREEMPTED PREEMPTED", "PREEMPTED")
         lead = f"  {clock(phase.since, precise=True):<12} "
         if len(name) > 30:
@@ -303,11 +305,11 @@ def _cost(phase: PhaseView) -> str:
     return f"+{phase.phase_tokens:,}" if phase.phase_tokens else "queued" if phase.state in QUEUED else ""
 
 
-def _story(story: Sequence[EventHistoryEntry], console: Console, whole: bool) -> None:
+def _print_history(history: Sequence[EventHistoryEntry], console: Console, whole: bool) -> None:
     put_line(console, "HISTORY" if whole else "HISTORY (its beginning is no longer stored)", "bold")
-    if not story:
+    if not history:
         put_line(console, "  No event about it is stored.")
-    for line in story:
+    for line in history:
         wrapped(console, line.text, f"  {clock(line.at, precise=True):<13} ")
 
 

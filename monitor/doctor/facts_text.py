@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from kvscope.monitor.analysis.demand import capacity_tokens, demands, tokens_per_request
 from kvscope.monitor.analysis.memory_breakdown import (
     GIB_B,
-    NoBill,
-    bill_of,
+    NoBreakdown,
+    breakdown_of,
     fit_requested,
     over_requested,
     parts,
@@ -20,17 +20,17 @@ from kvscope.monitor.text import counted, percent
 
 def facts_in_words(facts: Sequence[Fact]) -> list[str]:
     """Return a sentence for each, or nothing if the facts allow no sums."""
-    return [*_bill_in_words(facts), *_demand_in_words(facts)]
+    return [*_breakdown_in_words(facts), *_demand_in_words(facts)]
 
 
-def _bill_in_words(facts: Sequence[Fact]) -> list[str]:
+def _breakdown_in_words(facts: Sequence[Fact]) -> list[str]:
     try:
-        bill, _ = bill_of(facts)
-    except NoBill:
+        breakdown, _ = breakdown_of(facts)
+    except NoBreakdown:
         return []
-    said = ", ".join(f"{size / GIB_B:.2f} {name}" for name, size in parts(bill).items())
-    over, fits = over_requested(bill), fit_requested(bill).kv_cache_memory
-    words = f"it has a memory bill: of {bill.device_total / GIB_B:.2f} GiB, {said}"
+    sizes = ", ".join(f"{size / GIB_B:.2f} {name}" for name, size in parts(breakdown).items())
+    over, fits = over_requested(breakdown), fit_requested(breakdown).kv_cache_memory
+    words = f"it has a memory breakdown: of {breakdown.device_total / GIB_B:.2f} GiB, {sizes}"
     if over is not None and over > 0:
         words += f"; that is {over / GIB_B:.2f} GiB more than it was given, and --kv-cache-memory={fits} would fit"
     return [f"{words} (monitor explain memory --log FILE does the sums)"]
@@ -47,13 +47,13 @@ def _demand_in_words(facts: Sequence[Fact]) -> list[str]:
 
 def kv_events_in_words(ledgers: Iterable[EngineLedger]) -> list[str]:
     """Return a sentence for each engine, and one on the limits of KV events."""
-    told = [
-        f"{ledger.engine} keeps {counted(books.kept_blocks, 'block')} for their prefixes, as far as was heard:"
-        f" {books.stored:,} stored, {books.removed:,} removed, cleared {counted(books.cleared, 'time')}"
-        for ledger, books in ((ledger, ledger.prefixes) for ledger in ledgers)
+    lines = [
+        f"{ledger.engine} keeps {counted(kept.kept_blocks, 'block')} for their prefixes, by the KV events received:"
+        f" {kept.stored:,} stored, {kept.removed:,} removed, cleared {counted(kept.cleared, 'time')}"
+        for ledger, kept in ((ledger, ledger.prefixes) for ledger in ledgers)
     ]
     return [
-        *told,
-        "KV events do not tell usage, what runs or waits, who holds a block, hits or preemptions: give its /metrics"
+        *lines,
+        "KV events do not show usage, running or waiting requests, block owners, hits or preemptions: give its /metrics"
         " page or its log too",
     ]

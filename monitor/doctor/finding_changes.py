@@ -27,7 +27,7 @@ class Changes:
     """Remembers what was reported."""
 
     def __init__(self) -> None:
-        self._told: dict[str, FindingReport] = {}
+        self._reported: dict[str, FindingReport] = {}
 
     def since(self, findings: Iterable[FindingReport], at: str | None) -> list[Change]:
         """Return the changes by this check, at that time. `findings`: those that fire and those that are resolved."""
@@ -36,25 +36,27 @@ class Changes:
         for id_, finding in now.items():
             if finding.state != "firing":
                 continue
-            told = self._told.get(id_)
-            if told is None:
+            reported = self._reported.get(id_)
+            if reported is None:
                 changes.append(Change(at, "fires", finding))
-            elif finding.verdict != told.verdict or _finding_size(finding) >= GROWS_BY * max(_finding_size(told), 1):
+            elif finding.verdict != reported.verdict or _finding_size(finding) >= GROWS_BY * max(
+                _finding_size(reported), 1
+            ):
                 changes.append(Change(at, "grows", finding))
             else:
                 continue
-            self._told[id_] = finding
-        for id_, told in list(self._told.items()):
-            over = now.get(id_, told)
+            self._reported[id_] = finding
+        for id_, reported in list(self._reported.items()):
+            over = now.get(id_, reported)
             if id_ not in now or over.state != "firing":
-                del self._told[id_]
+                del self._reported[id_]
                 changes.append(Change(at, "resolved", over))
         return changes
 
     @property
     def firing(self) -> list[FindingReport]:
         """The findings that were reported and are not over, as of their last report."""
-        return list(self._told.values())
+        return list(self._reported.values())
 
 
 def _finding_size(finding: FindingReport) -> int:

@@ -10,9 +10,9 @@ import msgspec
 from kvscope.monitor.analysis.graph_accounting import graph_accounting
 from kvscope.monitor.analysis.memory_breakdown import (
     BILL,
-    Bill,
-    NoBill,
-    bill_of,
+    MeasuredMemory,
+    NoBreakdown,
+    breakdown_of,
     fit_requested,
     over_requested,
     parts,
@@ -43,11 +43,11 @@ SIZING_CODES = (
 )
 """Facts of a log that show the size of the pool, and its cause."""
 TERMS_OR_SIZES = {name for sources in TERM_FACTS.values() for name in sources} | {"kv_cache_size_tokens"}
-OF_A_BILL = {name for name, _ in MEMORY_FACTS}
+BREAKDOWN_FACTS = {name for name, _ in MEMORY_FACTS}
 """The parts of an incomplete breakdown are shown as they stand in the log."""
 HOW_TO_GET_IT = (
-    "vLLM logs its bill from 0.10.2 on, in 0.11 to 0.24 with VLLM_LOGGING_LEVEL=DEBUG only and never on the CPU;"
-    " kvscope's engine with --memory-budget on the CPU, and always on a GPU"
+    "vLLM logs its memory breakdown since 0.10.2, in 0.11 to 0.24 only with VLLM_LOGGING_LEVEL=DEBUG, never on the CPU."
+    " kvscope's engine logs it with --memory-budget on the CPU, and always on a GPU"
 )
 
 
@@ -83,7 +83,7 @@ class MemoryReport(msgspec.Struct, kw_only=True):
 
     schema_version: str = SCHEMA_VERSION
     source: str
-    breakdown: Bill | None = None
+    breakdown: MeasuredMemory | None = None
     parts: dict[str, int] = {}
     over_requested_bytes: int | None = None
     suggestions: Suggestions | None = None
@@ -100,7 +100,7 @@ class MemoryReport(msgspec.Struct, kw_only=True):
     missing: list[str] = []
 
 
-def bill_in_log(path: str) -> MemoryReport:
+def breakdown_in_log(path: str) -> MemoryReport:
     """Return the last breakdown in the log at `path`, with its sums computed again. Raises BadTarget for what is no
     log.
     """
@@ -116,33 +116,33 @@ def bill_in_log(path: str) -> MemoryReport:
         report.graphs_counted = graphs.sentence
         report.contradictions = size_contradictions(last, bool(graphs.in_pool))
     try:
-        bill, notes = bill_of(facts)
-    except NoBill as error:
+        measured, notes = breakdown_of(facts)
+    except NoBreakdown as error:
         report.terms = breakdown_terms(facts, bool(graph_accounting(last).in_pool))
         unstated = {words for name, words in BILL.items() if name not in values}
         report.missing = [f'"{words}"' for words in error.missing if words in unstated or words not in BILL.values()]
-        report.sizing |= {name: value for name, value in values.items() if name in OF_A_BILL}
+        report.sizing |= {name: value for name, value in values.items() if name in BREAKDOWN_FACTS}
         report.notes = [f"{HOW_TO_GET_IT}"]
         return report
-    fits, all_of_it = fit_requested(bill), use_all(bill)
-    report.breakdown = bill
-    report.parts = parts(bill)
-    report.over_requested_bytes = over_requested(bill)
+    fits, all_of_it = fit_requested(measured), use_all(measured)
+    report.breakdown = measured
+    report.parts = parts(measured)
+    report.over_requested_bytes = over_requested(measured)
     report.suggestions = Suggestions(fits.kv_cache_memory, fits.short_by, all_of_it.kv_cache_memory, all_of_it.short_by)
     report.printed_suggestions = {
         f"{name}_bytes": int(values[f"suggested_{name}_bytes"])
         for name in ("fit_requested", "use_all")
         if f"suggested_{name}_bytes" in values
     }
-    report.rounding_bytes = rounding(bill)
+    report.rounding_bytes = rounding(measured)
     report.notes = notes
     return report
 
 
-def bill_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: float, token: str) -> MemoryReport:
+def breakdown_of_engines(target: str, settings: Settings, timeout_s: float, watch_s: float, token: str) -> MemoryReport:
     """Return the last reports of the engines at `target` about their memory. Raises BadTarget and CannotTell."""
     if kind_of(target) is TargetKind.LOG:
-        return bill_in_log(target)
+        return breakdown_in_log(target)
     observation = observe(target, settings, timeout_s=timeout_s, watch_s=min(watch_s, 1.0), token=token)
     report = MemoryReport(source=target)
     try:

@@ -16,7 +16,7 @@ from kvscope.monitor.text import listed
 
 UNNAMED: Final = ("engine", "vllm")
 HERE: Final = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]", "[::]")
-SUREST_FIRST: Final = ("confirmed", "likely", "cannot-tell")
+MOST_CERTAIN_FIRST: Final = ("confirmed", "likely", "cannot-tell")
 
 
 def joined(by_target: Sequence[tuple[str, Sequence[FindingReport]]]) -> list[FindingReport]:
@@ -28,16 +28,16 @@ def joined(by_target: Sequence[tuple[str, Sequence[FindingReport]]]) -> list[Fin
     out: list[FindingReport] = []
     while left:
         target, finding = left.pop(0)
-        others = [(t, f) for t, f in left if t != target and _same_trouble(f, finding)]
+        others = [(t, f) for t, f in left if t != target and _same_problem(f, finding)]
         if not others:
             out.append(finding)
             continue
-        told_by = [(target, finding), *others]
-        told_by.sort(key=lambda told: SUREST_FIRST.index(told[1].verdict))
-        base = told_by[0][0]
-        out.append(_one(told_by))
-        out += [f for t, f in left if t == base and _same_trouble(f, finding) and f is not told_by[0][1]]
-        left = [(t, f) for t, f in left if not _same_trouble(f, finding)]
+        reports = [(target, finding), *others]
+        reports.sort(key=lambda report: MOST_CERTAIN_FIRST.index(report[1].verdict))
+        base = reports[0][0]
+        out.append(_one(reports))
+        out += [f for t, f in left if t == base and _same_problem(f, finding) and f is not reports[0][1]]
+        left = [(t, f) for t, f in left if not _same_problem(f, finding)]
     return out
 
 
@@ -55,17 +55,17 @@ def _address(where: str) -> tuple[str, str]:
     return ("here" if colon and host in HERE else host), port_and_rank
 
 
-def _same_trouble(one: FindingReport, other: FindingReport) -> bool:
+def _same_problem(one: FindingReport, other: FindingReport) -> bool:
     return one.code == other.code and same_engine(one.engine, other.engine)
 
 
-def _one(told_by: Sequence[tuple[str, FindingReport]]) -> FindingReport:
-    (_, surest), *others = told_by
+def _one(reports: Sequence[tuple[str, FindingReport]]) -> FindingReport:
+    (_, most_certain), *others = reports
     seen = listed([f"{target} ({finding.verdict})" for target, finding in others])
-    known = [finding.since for _, finding in told_by if finding.since]
+    known = [finding.since for _, finding in reports if finding.since]
     return msgspec.structs.replace(
-        surest,
+        most_certain,
         since=min(known, default=None),
-        evidence=[item for _, finding in told_by for item in finding.evidence],
-        explanation=f"{surest.explanation} Also seen in {seen}.",
+        evidence=[item for _, finding in reports for item in finding.evidence],
+        explanation=f"{most_certain.explanation} Also seen in {seen}.",
     )

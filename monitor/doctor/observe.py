@@ -152,7 +152,7 @@ def _watch_live(source: Source, streams: Pipeline, settings: Settings, timeout_s
     notes = _notes_of(status, watch)
     if pending:
         codes = ", ".join(pending)
-        too_short = f"{watched_s:.0f} s were too few to tell whether it is {codes}: give a longer --timeout"
+        too_short = f"{watched_s:.0f} s were too short to decide whether it is {codes}: give a longer --timeout"
         notes.append(too_short)
         if not _alarms(watch.findings()) and _alarms(watch.findings("pending")):
             undecided = f"{status.target}: {notes.pop()}"

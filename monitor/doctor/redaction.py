@@ -58,30 +58,32 @@ class Redactor:
         hashed.
         """
         try:
-            told = parse_description(text)
+            parsed = parse_description(text)
         except NotAFrame:
             return ""
-        if told == EngineDescription():
+        if parsed == EngineDescription():
             return ""
-        model, served = (self._hashed("model", name) if name else "" for name in (told.model, told.served_model_name))
+        model, served = (
+            self._hashed("model", name) if name else "" for name in (parsed.model, parsed.served_model_name)
+        )
         return msgspec.structs.replace(
-            told,
-            engine=self._word("engine", told.engine, public_words.ENGINES),
-            version=self._version(told.version),
+            parsed,
+            engine=self._word("engine", parsed.engine, public_words.ENGINES),
+            version=self._version(parsed.version),
             model=model,
             served_model_name=served,
-            device=self._word("device", told.device, public_words.DEVICES),
-            scheduling_policy=self._word("policy", told.scheduling_policy, public_words.POLICIES),
-            kv_connector=self._word("connector", told.kv_connector, public_words.CONNECTORS),
+            device=self._word("device", parsed.device, public_words.DEVICES),
+            scheduling_policy=self._word("policy", parsed.scheduling_policy, public_words.POLICIES),
+            kv_connector=self._word("connector", parsed.kv_connector, public_words.CONNECTORS),
             groups=[
                 msgspec.structs.replace(group, kind=self._word("kind", group.kind, public_words.GROUP_KINDS))
-                for group in told.groups
+                for group in parsed.groups
             ],
             pid=0,
-            faults=[self._fault(fault) for fault in told.faults],
+            faults=[self._fault(fault) for fault in parsed.faults],
             other={
                 self._hashed("key", name): value
-                for name, value in told.other.items()
+                for name, value in parsed.other.items()
                 if isinstance(value, bool | int | float)
             },
         ).to_json()

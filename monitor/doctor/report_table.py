@@ -100,14 +100,14 @@ def markdown(report: Report, console: Console) -> None:
         put_line(console, line)
 
 
-def change(told: Change, console: Console) -> None:
+def change(changed: Change, console: Console) -> None:
     """One line and what it means, as `--watch` prints it."""
-    finding = told.finding
-    lead = f"{clock(told.at)} {told.what:<9} "
-    over = f", since {clock(finding.since)}" if told.what == "resolved" and finding.since else ""
+    finding = changed.finding
+    lead = f"{clock(changed.at)} {changed.what:<9} "
+    over = f", since {clock(finding.since)}" if changed.what == "resolved" and finding.since else ""
     head = f"{finding.severity} {finding.code}, {finding.verdict}{over}, on {finding.engine}"
-    wrapped(console, head, lead, "green" if told.what == "resolved" else STYLES[finding.severity])
-    if told.what != "resolved":
+    wrapped(console, head, lead, "green" if changed.what == "resolved" else STYLES[finding.severity])
+    if changed.what != "resolved":
         for text in (finding.explanation, *(f"Do now: {todo}" for todo in finding.do_now[:1])):
             wrapped(console, text, " " * len(lead))
 
@@ -171,7 +171,7 @@ def _report_finding(finding: FindingReport, look: str, runbook: list[str], conso
     wrapped(console, finding.explanation, "  ")
     rows: list[tuple[str, Iterable[str]]] = [
         ("Engine", [finding.engine]),
-        # What is merely so, and not since some moment, needs no line about it.
+        # A state without a start time needs no line about it.
         ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
         ("Culprits", [_culprits(finding)]),
         ("Evidence", [_evidence(finding.evidence)]),

@@ -70,7 +70,7 @@ class Looker(threading.Thread):
         return View(engines, engine, requests, query.findings("firing"), failure)
 
 
-class Story(Screen[None]):
+class EventHistoryScreen(Screen[None]):
     """One request: its state, its wait, and its phases."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "app.pop_screen", "Back")]
@@ -100,7 +100,7 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "next_engine", "Engine"),
         Binding("s", "sort", "Sort"),
-        Binding("enter", "story", "Story", show=True, priority=False),
+        Binding("enter", "history", "History", show=True, priority=False),
         Binding("q,ctrl+c", "quit", "Quit"),
     ]
     ENABLE_COMMAND_PALETTE = False
@@ -147,8 +147,8 @@ class Top(App[None]):
     def _show_requests(self, view: View) -> None:
         requests = [request for request in view.requests if not request.ended]
         requests.sort(key=lambda request: (getattr(request, self.sort), request.blocks, request.for_s), reverse=True)
-        said = f"{len(requests):,} requests live or hold blocks, by {SORTS[self.sort]}"
-        self._sorted.update(escaped(view.failure) or said)
+        caption = f"{len(requests):,} requests live or hold blocks, by {SORTS[self.sort]}"
+        self._sorted.update(escaped(view.failure) or caption)
         table = self._table
         at = table.cursor_row
         chosen = self._chosen()
@@ -189,4 +189,4 @@ class Top(App[None]):
             return
         out = io.StringIO()
         explain_text.request(detail, terminal_console(file=out, width=WIDTH))
-        await self.push_screen(Story(out.getvalue()))
+        await self.push_screen(EventHistoryScreen(out.getvalue()))

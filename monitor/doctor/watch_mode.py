@@ -144,24 +144,24 @@ def look_on(
     *,
     timeout_s: float,
     token: str,
-    tell: Callable[[Change], None],
+    report_change: Callable[[Change], None],
     note: Callable[[str], None],
     beat: Callable[[str], None],
 ) -> list[FindingReport]:
-    """Watch until Ctrl-C. Return the findings that fire at the end. `tell` takes each change, `note` other messages
-    (such as a lost or restored target), `beat` a status line each round. Raises as open_live does.
+    """Watch until Ctrl-C. Return the findings that fire at the end. `report_change` takes each change, `note` other
+    messages (such as a lost or restored target), `beat` a status line each round. Raises as open_live does.
     """
     streams = Pipeline(settings)
     with ExitStack() as opened:
-        lives = [opened.enter_context(closing(open_live(t, settings, timeout_s, token, streams))) for t in targets]
-        seen = [Changes() for _ in lives]
-        deaf = [""] * len(lives)
+        readers = [opened.enter_context(closing(open_live(t, settings, timeout_s, token, streams))) for t in targets]
+        seen = [Changes() for _ in readers]
+        deaf = [""] * len(readers)
         try:
             while True:
                 engines: list[EngineView] = []
-                for index, live in enumerate(lives):
+                for index, live in enumerate(readers):
                     try:
-                        failure = live.listen(ROUND_S / len(lives))
+                        failure = live.listen(ROUND_S / len(readers))
                         found = live.query.findings(engine=live.engine)
                         engines += [view for view in live.query.engines() if live.engine in ("", view.engine)]
                     except Unreachable as error:
@@ -171,7 +171,7 @@ def look_on(
                     deaf[index] = failure
                     if found is not None:
                         for change in seen[index].since(found, timestamp(time.time_ns())):
-                            tell(change)
+                            report_change(change)
                 beat(_status_line(engines, sum(len(changes.firing) for changes in seen)))
         except KeyboardInterrupt:
             return [finding for changes in seen for finding in changes.firing]

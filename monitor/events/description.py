@@ -58,4 +58,4 @@ def parse_description(text: str) -> EngineDescription:
     try:
         return msgspec.json.decode(text, type=EngineDescription)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise NotAFrame(f"the engine's description is not what the contract says: {error}") from error
+        raise NotAFrame(f"the engine's description does not follow the contract: {error}") from error

@@ -328,10 +328,10 @@ class EventLog:
         self._args += (op, tier, used, capacity)
         self._args += hashes
 
-    def memory(self, bill: Sequence[int]) -> None:
+    def memory(self, breakdown: Sequence[int]) -> None:
         """Log the memory breakdown, in the order of SCHEMA[Kind.MEMORY]."""
-        self._runs += (Kind.MEMORY, 0, NO_REQUEST, len(bill), 0)
-        self._args += bill
+        self._runs += (Kind.MEMORY, 0, NO_REQUEST, len(breakdown), 0)
+        self._args += breakdown
 
     def audit_begin(self, cycle: int) -> None:
         """Log the beginning of a reading of the engine's own tables."""

@@ -227,7 +227,7 @@ class Fields(NamedTuple):
     request_event_text: bool
     args: tuple[str, ...]
     ids: str
-    says: str
+    meaning: str
 
 
 SCHEMA: Final[dict[Kind, Fields]] = {
@@ -235,19 +235,19 @@ SCHEMA: Final[dict[Kind, Fields]] = {
         False,
         ("at_ns", "total_blocks", "reserved_blocks", "block_size"),
         "",
-        "an engine's life begins; the text -1 is its description as JSON",
+        "a new epoch of the engine begins. The text -1 is its description as JSON",
     ),
     Kind.STEP_LAUNCHED: Fields(
         False,
         ("at_ns", "step", "tokens*"),
         "requests",
-        "a step was handed to the model: the tokens each request computes in it",
+        "a step was launched: the tokens that each request computes in it",
     ),
     Kind.STEP_COMPLETED: Fields(
         False,
         ("at_ns", "step", "duration_ns", "limit", "free", "cached_idle", "used"),
         "",
-        "the step is done; what bounded it, and the pool's own counts after it",
+        "the step is done: the limit on its size, and the pool's counts after it",
     ),
     Kind.HEARTBEAT: Fields(
         False,
@@ -264,12 +264,12 @@ SCHEMA: Final[dict[Kind, Fields]] = {
             "scheduler_passes",
         ),
         "",
-        "the drain thread lives; what it sees of the engine from outside (step_in_flight -1: none)",
+        "the drain thread is alive. It reports the engine's state from outside (step_in_flight -1: none)",
     ),
-    Kind.STOPPED: Fields(False, ("at_ns",), "", "the engine ends in good order"),
+    Kind.STOPPED: Fields(False, ("at_ns",), "", "the engine shuts down normally"),
     Kind.CLOCK: Fields(False, ("at_ns",), "", "the time of the events that follow"),
     Kind.ENGINE_MODE: Fields(
-        False, ("at_ns", "mode"), "", "the engine was paused, put to sleep, or serves again, as its operator asked"
+        False, ("at_ns", "mode"), "", "the operator paused the engine, put it to sleep, or resumed it"
     ),
     Kind.STACK: Fields(
         False,
@@ -282,58 +282,63 @@ SCHEMA: Final[dict[Kind, Fields]] = {
         True,
         ("evicted_hashes*",),
         "blocks",
-        "free blocks became the request's, reference count 1; the hashes they lost",
+        "free blocks were allocated to the request, reference count 1, and lost these hashes",
     ),
     Kind.REUSED: Fields(True, (), "blocks", "a prefix hit: one more reference to each block"),
     Kind.CACHED: Fields(True, ("hashes*",), "blocks", "full blocks entered the prefix cache under these keyed hashes"),
     Kind.EVICTED: Fields(False, ("cause",), "blocks", "cached blocks lost their hash"),
     Kind.DETACHED: Fields(True, (), "blocks", "no longer in the request's block table, not yet free"),
-    Kind.RELEASED: Fields(True, ("reason",), "blocks", "the request gave its reference back"),
+    Kind.RELEASED: Fields(True, ("reason",), "blocks", "the request released its reference to each block"),
     Kind.FREE_DEFERRED: Fields(
         True,
         ("holder", "fence", "lease_deadline_ns"),
         "blocks",
-        "the request's end does not free these: who holds them, until which fence or lease (0: none; a lease of -1: not"
-        " known)",
+        "these blocks stay allocated after the request's end: the holder, and the fence or lease that ends it (0: none,"
+        " a lease of -1: unknown)",
     ),
-    Kind.RECLAIMED: Fields(False, ("reason",), "blocks", "detached blocks gave their reference back"),
+    Kind.RECLAIMED: Fields(False, ("reason",), "blocks", "the reference to each detached block was released"),
     Kind.PINNED: Fields(
-        False, (), "blocks", "one more reference to each block, by something other than a request, such as a connector"
+        False,
+        (),
+        "blocks",
+        "one more reference to each block, held by a component that is not a request, such as a connector",
     ),
-    Kind.UNPINNED: Fields(False, (), "blocks", "one such reference to each block is gone"),
+    Kind.UNPINNED: Fields(False, (), "blocks", "one such reference to each block was released"),
     Kind.LOOKED_UP: Fields(
         True,
         ("tokens", "hit_tokens"),
         "",
-        "the prefix cache was asked for so many tokens and had so many; each KV group for what the one before had",
+        "a prefix cache lookup: tokens looked up and tokens found. Each KV group looks up what the previous one found",
     ),
     Kind.RECEIVED: Fields(
         True,
         ("at_ns", "prompt_tokens"),
         "",
-        "at the front end; the text under its number is the request's id",
+        "received by the front end. The text under its number is the request's id",
     ),
     Kind.ARRIVED: Fields(
         True,
         ("at_ns", "prompt_tokens", "max_tokens", "priority", "blocks_to_admit", "blocks_to_finish"),
         "",
-        "at the scheduler; the text under its number is the request's id",
+        "received by the scheduler. The text under its number is the request's id",
     ),
-    Kind.QUEUED: Fields(True, ("cause", "at_front"), "", "put in the waiting queue"),
+    Kind.QUEUED: Fields(True, ("cause", "at_front"), "", "added to the waiting queue"),
     Kind.ALLOCATION_FAILED: Fields(
         True,
         ("needed", "free"),
         "",
-        "blocks asked for and not got; nothing was changed. Sent when the figures change",
+        "an allocation failed and changed nothing. Sent when the numbers change",
     ),
     Kind.NOT_SCHEDULED: Fields(
         True,
         ("cause", "times"),
         "",
-        "a state: passed over for this cause, so often so far. Sent when the cause changes and as times doubles",
+        "a state: passed over for this cause this many times. Sent when the cause changes and when the number doubles",
     ),
-    Kind.ADMITTED: Fields(True, ("num_computed_tokens",), "", "runs from here; tokens it need not compute"),
-    Kind.FIRST_TOKEN: Fields(True, (), "", "the first output token is out"),
+    Kind.ADMITTED: Fields(
+        True, ("num_computed_tokens",), "", "admitted to run, with tokens that it does not need to compute"
+    ),
+    Kind.FIRST_TOKEN: Fields(True, (), "", "the first output token was sampled"),
     Kind.PROGRESSED: Fields(
         False,
         ("num_computed_tokens_then_output_tokens*",),
@@ -344,15 +349,18 @@ SCHEMA: Final[dict[Kind, Fields]] = {
         True,
         ("reason", "for_request", "blocks", "tokens_lost"),
         "",
-        "lost its blocks to another (for_request -1: to nobody in particular)",
+        "lost its blocks to another request (for_request -1: to no particular one)",
     ),
     Kind.WAITING_ON: Fields(
         True, ("status",), "", "waits for something outside the scheduler: one of the WAITING_FOR statuses"
     ),
-    Kind.READY: Fields(True, (), "", "what it waited for has come"),
+    Kind.READY: Fields(True, (), "", "the wait of WAITING_ON is over"),
     Kind.REMOTE_LOAD: Fields(True, ("outcome", "tokens"), "", "a fetch of remote KV ended"),
     Kind.COMPLETION_DELIVERED: Fields(
-        True, ("at_ns",), "", "the connector is done with the request's blocks, it said; older engines leave at_ns out"
+        True,
+        ("at_ns",),
+        "",
+        "the connector reported that it is done with the request's blocks. Older engines omit at_ns",
     ),
     Kind.STALLED: Fields(
         True,
@@ -361,24 +369,24 @@ SCHEMA: Final[dict[Kind, Fields]] = {
         "the engine's own watchdog: no progress since that step",
     ),
     Kind.FINISHED: Fields(True, ("status",), "", "reached a terminal status"),
-    Kind.CLIENT_GONE: Fields(True, ("at_ns",), "", "whoever asked has closed the connection"),
+    Kind.CLIENT_GONE: Fields(True, ("at_ns",), "", "the client closed the connection"),
     Kind.TRACED: Fields(
         True,
         ("trace_id_high", "trace_id_low", "parent_span_id", "flags"),
         "",
-        "its caller's trace, by the W3C traceparent that came with it: 64 bits each, read as signed",
+        "the client's trace, from the W3C traceparent of the request: 64 bits each, as signed numbers",
     ),
     Kind.NOT_QUEUED: Fields(
         True,
         ("at_ns", "status"),
         "",
-        "unfinished, and in none of the engine's queues: no pass of the scheduler will reach it",
+        "unfinished and in no queue of the engine: the scheduler never reaches it",
     ),
     Kind.TIER: Fields(
         False,
         ("op", "tier", "used", "capacity", "hashes*"),
         "",
-        "an outer tier stored, pinned, unpinned or evicted these; used and capacity in blocks",
+        "an outer tier stored, pinned, unpinned or evicted these keys. used and capacity are in blocks",
     ),
     Kind.MEMORY: Fields(
         False,
@@ -399,10 +407,10 @@ SCHEMA: Final[dict[Kind, Fields]] = {
             "use_all",
         ),
         "",
-        "the bill in bytes (-1: not known)",
+        "the memory breakdown in bytes (-1: unknown)",
     ),
     Kind.AUDIT_BEGIN: Fields(
-        False, ("cycle",), "", "the engine starts to read out its own tables, in slices between steps"
+        False, ("cycle",), "", "the engine starts to report its own tables, in slices between steps"
     ),
     Kind.AUDIT_BLOCKS: Fields(
         False,
@@ -422,21 +430,21 @@ SCHEMA: Final[dict[Kind, Fields]] = {
             "detached",
         ),
         "blocks",
-        "a request's blocks as the engine has them (holder 0: not deferred; detached 1: no longer in its table); the"
+        "a request's blocks in the engine's tables (holder 0: not deferred, detached 1: no longer in its table). The"
         " first KV group comes last",
     ),
     Kind.AUDIT_END: Fields(
         False,
         ("cycle", "free", "cached_idle", "used", "requests"),
         "",
-        "all of it was read; the counters as the engine has them",
+        "the audit is complete: the engine's counters",
     ),
-    Kind.OBSERVED: Fields(False, ("wall_ns",), "", "added by a source: it was this late when nothing else was heard"),
+    Kind.OBSERVED: Fields(False, ("wall_ns",), "", "added by a source: the time, while no event arrives"),
     Kind.LOST: Fields(
         False,
         ("first_sequence", "last_sequence", "stage"),
         "",
-        "added by a source: batches that no one could supply any more",
+        "added by a source: batches that cannot be recovered",
     ),
 }
 

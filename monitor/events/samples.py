@@ -85,7 +85,7 @@ class ReportedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     fields: dict[str, int | float | str] = {}
     quote: str = ""
     at_ns: int | None = None
-    told: bool = False
+    is_stated: bool = msgspec.field(default=False, name="told")
     """A sentence mentions it, and the engine's own line is not in the text."""
 
 

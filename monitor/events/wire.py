@@ -28,7 +28,7 @@ MAGIC: Final = b"KV"
 PREFIX: Final = 5
 NO_REQUEST: Final = -1
 PINS: Final = -2
-"""Stands for whatever holds blocks and is no request, where an audit names holders by number."""
+"""Stands for whatever holds blocks and is not a request, where an audit names holders by number."""
 STACK_TEXT: Final = -3
 """The key of a stack among the texts of a batch."""
 ADDED_BY_SOURCE: Final = -1

@@ -55,11 +55,11 @@ def gpu_families(engines: Iterable[Process]) -> Iterator[Metric]:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             device = (str(index), str(pynvml.nvmlDeviceGetUUID(handle)))
-            told = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            sizes = pynvml.nvmlDeviceGetMemoryInfo(handle)
         except pynvml.NVMLError:
             continue  # a device that fell off the bus must not take the page with it
-        memory.add_metric((*device, "used"), told.used)
-        memory.add_metric((*device, "free"), told.free)
+        memory.add_metric((*device, "used"), sizes.used)
+        memory.add_metric((*device, "free"), sizes.free)
         for of, share in _busy(handle).items():
             busy.add_metric((*device, of), share)
         for owner, used in by_engine(_processes(handle), names).items():
@@ -87,8 +87,8 @@ def _with_parents(pid: int) -> Iterator[int]:
         pid = int(after_name.split()[1])
 
 
-def _gauge(name: str, says: str, label: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"kvscope_gpu_{name}", says, labels=("gpu", "uuid", label))
+def _gauge(name: str, help: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kvscope_gpu_{name}", help, labels=("gpu", "uuid", label))
 
 
 @cache

@@ -65,7 +65,7 @@ class ArchiveFiles(AbstractFileSystem):  # type: ignore[misc]
         try:
             found = self._read_range(name, start, end)
             if len(found) != end - start:
-                raise ArchiveError(f"{name} is shorter than its manifest says")
+                raise ArchiveError(f"{name} is shorter than its manifest states")
         except ArchiveError as error:
             self.error = str(error)  # DuckDB wraps it in a traceback
             raise

@@ -61,7 +61,7 @@ def archive_directory(url: str) -> Path | None:
         return Path(url).absolute()
     if scheme == "file" and rest.startswith("/"):
         return Path(unquote(rest))
-    raise BadTarget(f"{url!r} is no archive: name s3://BUCKET/PREFIX, file:///DIR or a directory")
+    raise BadTarget(f"{url!r} is not an archive: name s3://BUCKET/PREFIX, file:///DIR or a directory")
 
 
 class Archive:
@@ -183,7 +183,7 @@ def _directory(path: Path, make: bool) -> LocalStore:
         if make:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         elif not path.is_dir():
-            raise BadTarget(f"{path} is no archive: `monitor serve --archive {path}` makes one there")
+            raise BadTarget(f"{path} is not an archive: `monitor serve --archive {path}` makes one there")
         return LocalStore(path)
     except STORE_ERRORS as error:
         raise BadTarget(f"{path} cannot be an archive: {error}") from error

@@ -59,16 +59,16 @@ class FindingsLog:
     def drop(self, days: float) -> None:
         """Forget what is older."""
         oldest_ns = time.time_ns() - round(days * 86_400e9)
-        told = self.read()
-        if any(each.at_ns < oldest_ns for each in told):
-            kept = [_LOG_ENCODER.encode(each) + b"\n" for each in told if each.at_ns >= oldest_ns]
+        logged = self.read()
+        if any(each.at_ns < oldest_ns for each in logged):
+            kept = [_LOG_ENCODER.encode(each) + b"\n" for each in logged if each.at_ns >= oldest_ns]
             new = self.path.with_suffix(".new")
             new.write_bytes(b"".join(kept))
             new.replace(self.path)
 
     def append(self, transitions: Iterable[Transition]) -> None:
         """Keep them, after what could not be written before. Raises OSError if they cannot be written either."""
-        self._unwritten.extend(_LOG_ENCODER.encode(told_of(transition)) + b"\n" for transition in transitions)
+        self._unwritten.extend(_LOG_ENCODER.encode(logged_transition(transition)) + b"\n" for transition in transitions)
         if not self._unwritten:
             return
         with self.path.open("ab", buffering=0) as file:
@@ -86,15 +86,15 @@ class FindingsLog:
 
     def read(self) -> list[LoggedTransition]:
         """Return all transitions, in order, without unreadable lines and codes that no longer exist."""
-        told = []
+        logged = []
         for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
             try:
                 each = _DECODER.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if each.judgement.code in catalogue():
-                told.append(each)
-        return told
+                logged.append(each)
+        return logged
 
     def resolved(self) -> list[Finding]:
         """Return the findings that are over, as they ended."""
@@ -113,7 +113,7 @@ class FindingsLog:
         return {each.id: each for each in self.read()}.values()
 
 
-def told_of(transition: Transition) -> LoggedTransition:
+def logged_transition(transition: Transition) -> LoggedTransition:
     """Return the transition for the log."""
     finding = transition.finding
     return LoggedTransition(

@@ -75,7 +75,7 @@ class KeptSpan(NamedTuple):
 
     from_ns: int
     to_ns: int
-    lives: list[KeptEpoch]
+    kept_epochs: list[KeptEpoch]
     gaps: list[Gap]
 
 
@@ -105,7 +105,7 @@ class History:
         self._damage: DamagedSegments = {}
         self._recorded = ""
         if not directory.is_dir():
-            raise journal.NotAJournal(f"{directory} is no directory, and neither a recording nor a service's history")
+            raise journal.NotAJournal(f"{directory} is not a directory, neither a recording nor a service's history")
         self._is_recording = bool(history_segments(directory))
 
     def engines(self) -> list[str]:
@@ -116,28 +116,29 @@ class History:
 
     def span(self, engine: str) -> KeptSpan | None:
         """Return the span for which `engine` has history, or None if it has none that stands on its own."""
-        lives: list[KeptEpoch] = []
+        kept_epochs: list[KeptEpoch] = []
         gaps: list[Gap] = []
         lost = 0
         for segment in chain.from_iterable(self._time_runs(self._segments(engine))):
-            between = self._between(segment, first=not lives)
+            between = self._between(segment, first=not kept_epochs)
             if between is None:
                 continue
             from_ns, to_ns = between
-            if lives and (lost or from_ns - lives[-1].to_ns > GAP_NS):
-                gaps.append(Gap(lives[-1].to_ns, from_ns, lost))
-            if lives and lives[-1].epoch == segment.epoch:
-                lives[-1] = lives[-1]._replace(to_ns=max(to_ns, lives[-1].to_ns))
+            if kept_epochs and (lost or from_ns - kept_epochs[-1].to_ns > GAP_NS):
+                gaps.append(Gap(kept_epochs[-1].to_ns, from_ns, lost))
+            if kept_epochs and kept_epochs[-1].epoch == segment.epoch:
+                kept_epochs[-1] = kept_epochs[-1]._replace(to_ns=max(to_ns, kept_epochs[-1].to_ns))
             else:
-                lives.append(KeptEpoch(segment.epoch, from_ns, to_ns))
+                kept_epochs.append(KeptEpoch(segment.epoch, from_ns, to_ns))
             lost = 0 if isinstance(segment, ClosedSegment) else self._open(segment).bytes_lost
             if segment.path in self._damage:
                 gaps.append(Gap(from_ns, to_ns, self._damage[segment.path]))
-        if not lives:
+        if not kept_epochs:
             return None
         if lost:
-            gaps.append(Gap(lives[-1].to_ns, lives[-1].to_ns, lost))
-        return KeptSpan(min(life.from_ns for life in lives), max(life.to_ns for life in lives), lives, gaps)
+            gaps.append(Gap(kept_epochs[-1].to_ns, kept_epochs[-1].to_ns, lost))
+        from_ns, to_ns = min(each.from_ns for each in kept_epochs), max(each.to_ns for each in kept_epochs)
+        return KeptSpan(from_ns, to_ns, kept_epochs, gaps)
 
     def ledger_at(self, engine: str, at_ns: int) -> EngineLedger:
         """Return the ledger as it was at `at_ns` (wall): all batches packed by then. Its `points` (one a second),
@@ -221,7 +222,7 @@ class History:
         for at_ns, frame in self._frames(engine, from_ns, to_ns, from_anchor=True):
             if not ledgers or frame.epoch != ledgers[-1].epoch:
                 ledgers.append(EngineLedger(engine))
-                ledgers[-1].now_ns = ledgers[-1].heard_ns = at_ns
+                ledgers[-1].now_ns = ledgers[-1].last_received_ns = at_ns
             ledgers[-1].apply(frame)
         for ledger in ledgers:
             yield from (point for point in ledger.points if from_ns <= point.at_ns <= to_ns)
@@ -234,7 +235,7 @@ class History:
         for segment in found:
             if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
                 continue
-            # Of a closed one nothing else is needed, so that it takes no other reader's place.
+            # A closed one needs nothing else, so it takes no other reader's place.
             reader = _reader(segment, self._damage) if isinstance(segment, ClosedSegment) else self._open(segment)
             times = self._point_times.get(segment.path)
             if times is None:
@@ -371,7 +372,7 @@ class History:
             cut = max((place for name, place in self._cuts if name == engine and begin < place <= end), default=None)
             keyframe = self._cuts[engine, cut] if cut is not None else None
         ledger = EngineLedger(engine, counting=False)
-        ledger.now_ns = ledger.heard_ns = self._began_ns(plan[0])
+        ledger.now_ns = ledger.last_received_ns = self._began_ns(plan[0])
         if keyframe is not None:
             ledger.apply(keyframe)
         for segment, first, rows in plan:

@@ -21,8 +21,8 @@ def keyframe_of(ledger: EngineLedger) -> Keyframe | None:
         ledger.epoch,
         ledger.sequence,
         ledger.state.last_step,
-        ledger.heard_ns,
-        ledger.heard_ns - wall_minus_mono,
+        ledger.last_received_ns,
+        ledger.last_received_ns - wall_minus_mono,
         ledger.state.damaged,
         keyframe_codec.dump_state(ledger.state),
     )

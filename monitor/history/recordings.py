@@ -16,7 +16,7 @@ BETWEEN: Final = ": "
 class Recordings(History):
     """The recordings in `directories`, at least one: the engine of each is here `DIRECTORY: ENGINE`.
 
-    Raises NotAJournal where one is no directory.
+    Raises NotAJournal where one is not a directory.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:

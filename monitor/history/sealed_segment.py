@@ -38,7 +38,7 @@ Ints = npt.NDArray[np.int64]
 EVENTS_A_GROUP: Final = 1 << 14
 FRAMES_A_GROUP: Final = 1 << 10
 """Rows that are read together: the surplus for one query is at most this many at either end."""
-_SAID_ASIDE: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
+_SIDE_EVENTS: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""
 _TIMED_COLUMNS: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
 
@@ -123,7 +123,7 @@ def write_table(table: pa.Table, path: Path) -> None:
                 "engine",
                 "kind",
                 "hashes.list.element",
-            ],  # a hash is said when it comes and when it goes
+            ],  # a hash is in the event that adds it and in the one that removes it
             "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED") | dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         }
     elif path.stem == "frames":
@@ -195,7 +195,7 @@ def _sealed_times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints,
     engines_own = np.array([batch.sequence != ADDED_BY_SOURCE for batch in batches], bool)
     kinds, n_args = runs[:, 0], runs[:, 3]
     timed = np.isin(kinds, _TIMED_COLUMNS) & (n_args > 0) & engines_own[of]
-    carries = timed & ~np.isin(kinds, _SAID_ASIDE)
+    carries = timed & ~np.isin(kinds, _SIDE_EVENTS)
     mono = np.zeros(len(runs), np.int64)
     mono[timed] = args[(args_end - n_args)[timed]]
     last = np.maximum.accumulate(np.where(carries, np.arange(len(runs)), -1))
@@ -368,5 +368,5 @@ class Closed:
 
 
 def _batch(row: dict[str, Any], runs: memoryview, args: memoryview, ids: memoryview) -> Batch:
-    said = {name: row[name] for name in ("engine", "epoch", *_OF_BATCH)}
-    return Batch(**said, texts=dict(row["texts"]), runs=runs, args=args, ids=ids)
+    batch_columns = {name: row[name] for name in ("engine", "epoch", *_OF_BATCH)}
+    return Batch(**batch_columns, texts=dict(row["texts"]), runs=runs, args=args, ids=ids)

@@ -95,7 +95,7 @@ class Writer:
             self._keep_points(ledger)
             self._end_or_cut(ledger)
             for each in received:
-                if not self._says_more(each.frame, ledger):
+                if not self._adds_events(each.frame, ledger):
                     continue
                 if self._journal is None or self._is_next_epoch(each.frame, ledger):
                     self._begin(each.frame.epoch, each.frame.sequence, ledger)
@@ -135,7 +135,7 @@ class Writer:
 
     # ---------------------------------------------------------------- what is kept
 
-    def _says_more(self, frame: Frame, ledger: EngineLedger | None) -> bool:
+    def _adds_events(self, frame: Frame, ledger: EngineLedger | None) -> bool:
         """Whether a frame adds to those before it: a keyframe does where batches are missing before it, or no ledger
         has followed them.
         """
@@ -148,7 +148,7 @@ class Writer:
         """Whether the ledger begins another epoch with it."""
         if frame.epoch == self._epoch or ledger is None or ledger.epoch == 0:
             return frame.epoch > self._epoch
-        return is_next_epoch(frame, self._epoch, ledger.now_ns - ledger.heard_ns)
+        return is_next_epoch(frame, self._epoch, ledger.now_ns - ledger.last_received_ns)
 
     def _append(self, payload: bytes, frame: Frame) -> None:
         self._write(payload)
@@ -222,7 +222,7 @@ class Writer:
     def _refill(self, ledger: EngineLedger, missing_from: int, missing: Sequence[Batch]) -> None:
         """Write the batches that are missing, and what is lost of them: those that the ledger has no more."""
         lost_until = missing[0].sequence - 1 if missing else ledger.sequence
-        lost_ns = ledger.wall(missing[0].mono_ns) if missing else ledger.heard_ns
+        lost_ns = ledger.wall(missing[0].mono_ns) if missing else ledger.last_received_ns
         if missing_from <= lost_until:
             lost = Run(Kind.LOST, 0, -1, [missing_from, lost_until, Stage.JOURNAL], [])
             self._write(encode(batch_of(ledger.engine, ledger.epoch, [lost], wall_ns=lost_ns)))
@@ -248,7 +248,7 @@ class Writer:
 
     def _failed(self, error: OSError) -> None:
         self._retry_ns = self._clock.monotonic_ns() + RETRY_NS
-        self.error = f"what is heard is not kept in {self.directory}: {error.strerror}"
+        self.error = f"the history cannot be written to {self.directory}: {error.strerror}"
         with contextlib.suppress(OSError):
             self._end()
 

@@ -55,12 +55,12 @@ class SqlAnswer(NamedTuple):
 class SqlInput(NamedTuple):
     """The input of a query: a history or a recording in `directory`, segments that only `archive` has, or both.
 
-    For a recording, which keeps neither, callers can pass `points` by engine and the transitions of findings (`told`).
+    For a recording, which keeps neither, callers can pass `points` by engine and the `transitions` of findings.
     """
 
     directory: Path | None
     points: Mapping[str, Sequence[Point]] = {}
-    told: Sequence[LoggedTransition] = ()
+    transitions: Sequence[LoggedTransition] = ()
     archive: Archive | None = None
     window: TimeRange = TimeRange()
 
@@ -93,7 +93,7 @@ def answer(query: str, of: SqlInput, timeout_s: float = QUERY_TIMEOUT_S) -> Iter
                 ) from error
             if files is not None and files.error:
                 raise BadQuery(f"the archive cannot be read: {files.error}") from error
-            raise BadQuery(_told_plainly(error)) from error
+            raise BadQuery(_plain_error(error)) from error
         finally:
             ended.set()
             timer.join()
@@ -147,13 +147,13 @@ def _check_sql(query: str) -> None:
     try:
         statements = duckdb.extract_statements(query)
     except duckdb.Error as error:
-        raise BadQuery(_told_plainly(error)) from error
+        raise BadQuery(_plain_error(error)) from error
     reads = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in reads:
         raise BadQuery("one query that reads, please: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN")
 
 
-def _told_plainly(error: duckdb.Error) -> str:
+def _plain_error(error: duckdb.Error) -> str:
     return f"the query cannot be run: {error}"
 
 
@@ -230,7 +230,7 @@ SELECT
     make_timestamp(nullif(fired_ns, 0) // 1000) AS fired,
     make_timestamp(nullif(resolved_ns, 0) // 1000) AS resolved,
     explanation, requests, blocks, position
-FROM told
+FROM transitions
 """
 
 _FINDING_COLUMNS: Final = pa.schema(
@@ -276,7 +276,7 @@ def _make_views(
             _make_view(connection, name, segments, of.window)
     if "frames" in files:
         connection.execute(_REQUESTS)
-    _make_findings(connection, [*(_log_of(of.directory) if of.directory is not None else ()), *of.told])
+    _make_findings(connection, [*(_log_of(of.directory) if of.directory is not None else ()), *of.transitions])
 
 
 def _make_view(
@@ -347,9 +347,9 @@ def _counted_once(connection: duckdb.DuckDBPyConnection, name: str, files: Mappi
     return f"(SELECT * FROM {_parquet(of_one)} UNION ALL BY NAME {once})" if of_one else f"({once})"
 
 
-def _make_findings(connection: duckdb.DuckDBPyConnection, told: Sequence[LoggedTransition]) -> None:
+def _make_findings(connection: duckdb.DuckDBPyConnection, transitions: Sequence[LoggedTransition]) -> None:
     """Only the last transition of a finding counts."""
-    last = {each.id: each for each in told}.values()
+    last = {each.id: each for each in transitions}.values()
     rows = [
         {
             **{
@@ -364,7 +364,7 @@ def _make_findings(connection: duckdb.DuckDBPyConnection, told: Sequence[LoggedT
         }
         for each in last
     ]
-    connection.register("told", pa.Table.from_pylist(rows, _FINDING_COLUMNS))
+    connection.register("transitions", pa.Table.from_pylist(rows, _FINDING_COLUMNS))
     connection.execute(_FINDINGS)
 
 

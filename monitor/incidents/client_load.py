@@ -175,7 +175,7 @@ class Crowd:
         if clients.patience_s < inf:
             self._engine.at(clients.patience_s, partial(self._leave, number))
 
-    def hear(self, outputs: list[Output]) -> None:
+    def receive(self, outputs: list[Output]) -> None:
         """Take the outputs of one pass, and note which requests are being fetched."""
         for output in outputs:
             if output.number not in self._asking:

@@ -39,7 +39,7 @@ def jobs(seeds: Sequence[int], codes: Sequence[str] = ()) -> list[Job]:
     known = {scenario.code for scenario in SCENARIOS}
     for code in codes:
         if code not in known - {""}:
-            raise ValueError(f"--code {code}: nothing brings that about; there are {', '.join(sorted(known - {''}))}")
+            raise ValueError(f"--code {code}: no scenario causes it. There are {', '.join(sorted(known - {''}))}")
     wanted = [place for place, scenario in enumerate(SCENARIOS) if not codes or scenario.code in codes]
     return [Job(place, seed) for seed in seeds for place in wanted]
 
@@ -151,14 +151,14 @@ def show(runs: Sequence[LabRun], console: Console) -> None:
         console.print(by_code)
     for line in summary(runs):
         console.print(line, soft_wrap=True)
-    confused = Table("brought about", "found", "runs", title="What was found of what", title_justify="left")
+    confused = Table("caused", "found", "runs", title="What was found of what", title_justify="left")
     pairs = Counter(
         (run.code or "nothing", code)
         for run in runs
         for code in sorted({fired.code for fired in run.fired} or {"nothing"})
     )
-    for (brought, found), count in pairs.items():
-        confused.add_row(brought, found, str(count))
+    for (caused, found), count in pairs.items():
+        confused.add_row(caused, found, str(count))
     console.print(confused)
     for run in runs:
         if run.problems:
@@ -176,15 +176,15 @@ def summary(runs: Sequence[LabRun]) -> list[str]:
     lines = [
         f"{len(incidents)} incidents of {len({run.code for run in incidents})} codes, {len(healthy)} healthy runs of"
         f" {len({run.scenario for run in healthy})} shapes: {sum(run.virtual_s for run in runs) / 3600:.1f} hours of"
-        f" engines' lives in {sum(run.real_s for run in runs) / 60:.1f} minutes of one core",
+        f" engine time in {sum(run.real_s for run in runs) / 60:.1f} minutes of one core",
         f"{wrong} runs not as they should be; {sum(bool(run.fired) for run in healthy)} healthy ones with a finding of"
         " warning or above",
     ]
     if beyond:
         lines.append(f"from onset to finding, beyond the class's own grace: median {statistics.median(beyond):.2f} s")
-    brought = {scenario.code for scenario in INCIDENTS}
+    caused = {scenario.code for scenario in INCIDENTS}
     lines.append(
-        f"{len(CATALOGUE.keys() - brought)} codes of the catalogue's {len(CATALOGUE)} are not counted here, since the"
+        f"{len(CATALOGUE.keys() - caused)} codes of the catalogue's {len(CATALOGUE)} are not counted here, since the"
         f" engine has no such part: tests with streams written by hand show {', '.join(SHOWN_BY_HAND)}"
     )
     return lines

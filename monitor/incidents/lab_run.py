@@ -30,7 +30,7 @@ from kvscope.monitor.events.wire import NO_REQUEST, Batch, Keyframe, decode
 from kvscope.monitor.findings import severity_at_least
 from kvscope.monitor.incidents.client_load import Crowd
 from kvscope.monitor.incidents.scenarios import Scenario
-from kvscope.monitor.incidents.simulated_run import Life, Named
+from kvscope.monitor.incidents.simulated_run import Named, SimulatedRun
 from kvscope.monitor.pipeline import Pipeline
 
 SLACK_S: Final = 10.0
@@ -87,10 +87,10 @@ def live(scenario: Scenario, seed: int, keep: Path | None = None) -> LabRun:
     began = time.perf_counter()
     directory = Path(tempfile.mkdtemp(prefix="kvscope-incident-"))
     try:
-        made, life = bring_about(scenario, seed, directory)
-        with closing(life.engine):  # it lives on till it has been judged: its end is no part of the incident
+        made, simulated = inject_fault(scenario, seed, directory)
+        with closing(simulated.engine):  # it runs until it has been judged: its end is no part of the incident
             seen = look(directory)
-            made.fired, made.problems = seen.fired, list(_problems(made, scenario, life, seen))
+            made.fired, made.problems = seen.fired, list(_problems(made, scenario, simulated, seen))
         made.real_s = time.perf_counter() - began
         if made.problems and keep is not None:
             made.kept = str(keep / re.sub(r"[^a-z0-9.=-]+", "-", f"{scenario.name} seed {seed}"))
@@ -110,7 +110,7 @@ def _model(max_model_len: int | None) -> LoadedModel:
     return load_model(EngineConfig(max_model_len=max_model_len))
 
 
-def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[LabRun, Life]:
+def inject_fault(scenario: Scenario, seed: int, directory: Path) -> tuple[LabRun, SimulatedRun]:
     """Run it on an engine in virtual time, which keeps its events in `directory`, and close that engine."""
     config = EngineConfig(
         **{"hash_key": b"lab", "seed": seed, **scenario.engine},
@@ -122,27 +122,27 @@ def bring_about(scenario: Scenario, seed: int, directory: Path) -> tuple[LabRun,
     )
     crowd = Crowd(engine, scenario.load, seed)
     fault = engine.faults.on.get(scenario.code)
-    life = Life(engine, fault, crowd.names, crowd.numbers)
+    simulated = SimulatedRun(engine, fault, crowd.names, crowd.numbers)
     made = LabRun(scenario.code, scenario.name, seed, scenario.grace_s(Settings()))
     began_s = engine.now_s
 
     def note() -> None:
-        life.note()
-        if not scenario.code or (scenario.fault and fault is None) or not scenario.onset(life):
+        simulated.note()
+        if not scenario.code or (scenario.fault and fault is None) or not scenario.onset(simulated):
             made.onset_s = None
         elif made.onset_s is None:
             made.onset_s = engine.now_s - began_s
             made.onset_step = engine.scheduler.step - 1
 
-    def hear(outputs: list[Output]) -> None:
-        life.finished_now({output.number for output in outputs if output.status in ENDED_WELL})
-        crowd.hear(outputs)
+    def receive(outputs: list[Output]) -> None:
+        simulated.finished_now({output.number for output in outputs if output.status in ENDED_WELL})
+        crowd.receive(outputs)
         note()
 
     engine.time.every(0.1, note)  # an engine that sleeps makes no passes
-    engine.run(scenario.seconds, hear)
+    engine.run(scenario.seconds, receive)
     made.virtual_s = engine.now_s - began_s
-    return made, life
+    return made, simulated
 
 
 # -------------------------------------------------------------------- the monitor's side
@@ -161,7 +161,7 @@ def frames(directory: Path) -> Iterator[Batch]:
     for payload in journal.read(directory):
         frame = decode(payload)
         if frame is None or isinstance(frame, Keyframe):
-            continue  # a keyframe tells one who has seen all batches nothing new
+            continue  # a keyframe adds nothing for a reader of all batches
         described = frame.texts.get(NO_REQUEST)
         if described:
             innocent = msgspec.structs.replace(parse_description(described), faults=[]).to_json()
@@ -181,7 +181,7 @@ def look(directory: Path) -> Seen:
         if frame.wall_ns >= due:
             due = frame.wall_ns + LOOK_EVERY_NS
             _note_firing(watch, seen, (frame.wall_ns - began) / 1e9, step)
-    watch.settle()  # an engine whose books have failed says no more
+    watch.settle()  # an engine whose ledger has failed sends no more events
     _note_fired(watch, seen, began, step)
     _note_firing(watch, seen, (due - LOOK_EVERY_NS - began) / 1e9, step)
     return seen
@@ -209,7 +209,7 @@ def _note_firing(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
 # -------------------------------------------------------------------- the verdict
 
 
-def _problems(made: LabRun, scenario: Scenario, life: Life, seen: Seen) -> Iterator[str]:
+def _problems(made: LabRun, scenario: Scenario, simulated: SimulatedRun, seen: Seen) -> Iterator[str]:
     code = scenario.code
     for fired in seen.fired:
         if fired.code != code and fired.code not in scenario.consequences:
@@ -217,7 +217,7 @@ def _problems(made: LabRun, scenario: Scenario, life: Life, seen: Seen) -> Itera
     if not code:
         return
     if made.onset_s is None:
-        yield "not brought about: the fault struck nothing, or too little"
+        yield "not caused: the fault triggered on nothing, or too rarely"
         return
     found = next((fired for fired in seen.fired if fired.code == code), None)
     if found is None:
@@ -229,14 +229,14 @@ def _problems(made: LabRun, scenario: Scenario, life: Life, seen: Seen) -> Itera
     if took_s < -EARLY_S:
         yield f"too early: {-took_s:.1f} s before its onset"
     if scenario.requests is not None:
-        yield from _compare("requests", seen.requests.get(code, set()), scenario.requests(life))
+        yield from _compare("requests", seen.requests.get(code, set()), scenario.requests(simulated))
     if scenario.blocks is not None:
-        yield from _compare("blocks", seen.blocks.get(code, set()), scenario.blocks(life))
+        yield from _compare("blocks", seen.blocks.get(code, set()), scenario.blocks(simulated))
 
 
 def _compare(what: str, named: set[Any], asked: Named) -> Iterator[str]:
     wrong, left_out = sorted(named - asked.most), sorted(asked.least - named)
     if wrong:
-        yield f"culprits: {what} named that were not struck: {wrong[:10]}"
+        yield f"culprits: {what} named that the fault did not affect: {wrong[:10]}"
     if left_out:
-        yield f"culprits: {what} struck that were not named: {left_out[:10]}"
+        yield f"culprits: {what} affected that were not named: {left_out[:10]}"

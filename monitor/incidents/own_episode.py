@@ -109,7 +109,7 @@ class OwnEpisode:
 
     def _deliver(self, outputs: list[Output]) -> None:
         self.witness.ended(sum(output.status in NATURAL_STATUSES for output in outputs))
-        self._crowd.hear(outputs)
+        self._crowd.receive(outputs)
 
     def drain(self) -> EpisodeEnd:
         """Run on without new requests until nothing moves, close the engine and return its final state."""
@@ -124,7 +124,7 @@ class OwnEpisode:
         most = scheduler.step + min(enough, MOST_DRAIN_STEPS)
         moved_s, before = witness.now_s, self._mark()
         while not engine.failure and scheduler.step < most and not self._is_over():
-            engine.run(DRAIN_SLICE_S, self._crowd.hear)
+            engine.run(DRAIN_SLICE_S, self._crowd.receive)
             now = self._mark()
             if now != before or self._on_its_way():
                 moved_s, before = witness.now_s, now

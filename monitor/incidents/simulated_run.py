@@ -16,7 +16,7 @@ from kvscope.engine.requests.request import Request
 
 
 @dataclass
-class Life:
+class SimulatedRun:
     """The engine, and what was noted of it after each pass."""
 
     engine: SimulatedEngine
@@ -25,13 +25,13 @@ class Life:
     """Every request's id by its number."""
     numbers: dict[str, int]
     """And the other way."""
-    struck_blocks: dict[str, set[int]] = field(default_factory=dict)
+    affected_block_ids: dict[str, set[int]] = field(default_factory=dict)
     """Blocks that each request held after the pass in which the fault triggered on it."""
     overdrawn: set[int] = field(default_factory=set)
     """Blocks with fewer than zero references, after a pass in which the fault triggered."""
     preempted: list[set[str]] = field(default_factory=list)
     """The preempted requests, pass by pass, of passes with any."""
-    in_vain: set[str] = field(default_factory=set)
+    without_output: set[str] = field(default_factory=set)
     """Requests preempted before the first token of output since their admission."""
     finished: list[set[str]] = field(default_factory=list)
     """The finished requests, pass by pass, of passes with any."""
@@ -48,20 +48,20 @@ class Life:
     """Blocks of each request after the pass before."""
 
     @property
-    def struck(self) -> set[str]:
+    def affected(self) -> set[str]:
         """Ids of the requests on which the fault triggered."""
-        struck = set(self.fault.struck) if self.fault is not None else set()
-        return {self.names[int(each[1:])] if each.startswith("#") else each for each in struck}
+        affected = set(self.fault.affected) if self.fault is not None else set()
+        return {self.names[int(each[1:])] if each.startswith("#") else each for each in affected}
 
     def note(self) -> None:
         """Note after a pass the effects of the fault, the running requests, and the preempted ones."""
         scheduler = self.engine.scheduler
-        newly = self.fault.struck[self._noted :] if self.fault is not None else []
+        newly = self.fault.affected[self._noted :] if self.fault is not None else []
         self._noted += len(newly)
         held = {number: set(self.holds(number)) for number in self.engine.manager.tables}
         for name in newly:
             number = int(name[1:]) if name.startswith("#") else self.numbers.get(name, -1)
-            self.struck_blocks.setdefault(name, held.get(number, set()))
+            self.affected_block_ids.setdefault(name, held.get(number, set()))
             for heir, blocks in held.items():
                 taken = (blocks - self._held.get(heir, set())) & self._held.get(number, set())
                 if taken:
@@ -75,7 +75,9 @@ class Life:
             self._preemptions |= {request.number: request.num_preemptions for request in hit}
             self.preempted.append({request.id for request in hit})
             had = {request.number: len(request.output_token_ids) for request in hit}
-            self.in_vain |= {request.id for request in hit if had[request.number] == self._had.get(request.number, 0)}
+            self.without_output |= {
+                request.id for request in hit if had[request.number] == self._had.get(request.number, 0)
+            }
             self._had |= had
 
     def finished_now(self, numbers: set[int]) -> None:
@@ -92,7 +94,7 @@ class Life:
         return (request for request in self.engine.scheduler.requests.values() if not request.is_finished)
 
 
-# -------------------------------------------------------------------- whom an incident strikes
+# -------------------------------------------------------------------- the requests that an incident affects
 
 
 @dataclass(frozen=True)
@@ -103,117 +105,122 @@ class Named:
     most: frozenset[str] | frozenset[int]
 
 
-def exactly(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
+def exactly(them: Callable[[SimulatedRun], set[Any]]) -> Callable[[SimulatedRun], Named]:
     """Require all of them, and no other."""
 
-    def rule(life: Life) -> Named:
-        found = frozenset(them(life))
+    def rule(simulated: SimulatedRun) -> Named:
+        found = frozenset(them(simulated))
         return Named(found, found)
 
     return rule
 
 
-def among(them: Callable[[Life], set[Any]]) -> Callable[[Life], Named]:
+def among(them: Callable[[SimulatedRun], set[Any]]) -> Callable[[SimulatedRun], Named]:
     """Require some of them, and no other, where the class names only those who show it."""
 
-    def rule(life: Life) -> Named:
-        return Named(frozenset(), frozenset(them(life)))
+    def rule(simulated: SimulatedRun) -> Named:
+        return Named(frozenset(), frozenset(them(simulated)))
 
     return rule
 
 
-def struck(life: Life) -> set[str]:
+def affected(simulated: SimulatedRun) -> set[str]:
     """Return the requests on which the fault triggered."""
-    return life.struck
+    return simulated.affected
 
 
-def nobody(_life: Life) -> set[Any]:
+def no_requests(_simulated: SimulatedRun) -> set[Any]:
     """Return no request, for a class that names none."""
     return set()
 
 
-def anybody(life: Life) -> set[str]:
+def anybody(simulated: SimulatedRun) -> set[str]:
     """Any request of the run."""
-    return set(life.names.values())
+    return set(simulated.names.values())
 
 
-def deferred(life: Life) -> set[str]:
+def deferred(simulated: SimulatedRun) -> set[str]:
     """Finished requests that the connector still keeps."""
-    return {life.names[number] for number in life.engine.scheduler.deferred}
+    return {simulated.names[number] for number in simulated.engine.scheduler.deferred}
 
 
-def parked(life: Life) -> set[str]:
+def parked(simulated: SimulatedRun) -> set[str]:
     """Return the requests that wait for something outside."""
-    return {request.id for request in life.engine.scheduler.parked.values()}
+    return {request.id for request in simulated.engine.scheduler.parked.values()}
 
 
-def holding_in_queue(life: Life) -> set[str]:
+def holding_in_queue(simulated: SimulatedRun) -> set[str]:
     """Return the requests in the waiting queue that have blocks."""
-    return {r.id for r in life.engine.scheduler.waiting if r.number in life.engine.manager.tables}
+    return {r.id for r in simulated.engine.scheduler.waiting if r.number in simulated.engine.manager.tables}
 
 
-def alive(life: Life) -> set[str]:
+def alive(simulated: SimulatedRun) -> set[str]:
     """Return all running and waiting requests."""
-    return {request.id for request in life.living()}
+    return {request.id for request in simulated.living()}
 
 
-def long_ones(life: Life) -> set[str]:
+def long_ones(simulated: SimulatedRun) -> set[str]:
     """Return the clients by the name of long."""
-    return {name for name in life.names.values() if name.startswith("long-")}
+    return {name for name in simulated.names.values() if name.startswith("long-")}
 
 
-def in_vain(life: Life) -> set[str]:
+def without_output(simulated: SimulatedRun) -> set[str]:
     """Preempted before they had a token of it."""
-    return life.in_vain
+    return simulated.without_output
 
 
-def preempted(at_once: int) -> Callable[[Life], set[str]]:
+def preempted(at_once: int) -> Callable[[SimulatedRun], set[str]]:
     """Preempted in passes that preempted so many or more."""
-    return lambda life: {name for together in life.preempted if len(together) >= at_once for name in together}
+    return lambda simulated: {name for together in simulated.preempted if len(together) >= at_once for name in together}
 
 
-def finished(at_once: int) -> Callable[[Life], set[str]]:
+def finished(at_once: int) -> Callable[[SimulatedRun], set[str]]:
     """Finished in passes in which so many or more did."""
-    return lambda life: {name for together in life.finished if len(together) >= at_once for name in together}
+    return lambda simulated: {name for together in simulated.finished if len(together) >= at_once for name in together}
 
 
-def blocks_struck(life: Life) -> set[int]:
+def affected_blocks(simulated: SimulatedRun) -> set[int]:
     """Return the blocks of the affected requests."""
-    return {block for blocks in life.struck_blocks.values() for block in blocks}
+    return {block for blocks in simulated.affected_block_ids.values() for block in blocks}
 
 
-def heirs(life: Life) -> set[str]:
+def heirs(simulated: SimulatedRun) -> set[str]:
     """Return the requests that got blocks in the very pass in which the fault took them from others."""
-    return set(life.heirs)
+    return set(simulated.heirs)
 
 
-def inherited(life: Life) -> set[int]:
+def inherited(simulated: SimulatedRun) -> set[int]:
     """And these blocks."""
-    return {block for blocks in life.heirs.values() for block in blocks}
+    return {block for blocks in simulated.heirs.values() for block in blocks}
 
 
-def overdrawn(life: Life) -> set[int]:
+def overdrawn(simulated: SimulatedRun) -> set[int]:
     """Return blocks that were freed more often than they were taken."""
-    return life.overdrawn
+    return simulated.overdrawn
 
 
-def blocks_of(them: Callable[[Life], set[str]]) -> Callable[[Life], set[int]]:
+def blocks_of(them: Callable[[SimulatedRun], set[str]]) -> Callable[[SimulatedRun], set[int]]:
     """Return the blocks of these at the end."""
 
-    def blocks(life: Life) -> set[int]:
-        names = them(life)
-        return {b for number in life.engine.manager.tables if life.names[number] in names for b in life.holds(number)}
+    def blocks(simulated: SimulatedRun) -> set[int]:
+        names = them(simulated)
+        return {
+            b
+            for number in simulated.engine.manager.tables
+            if simulated.names[number] in names
+            for b in simulated.holds(number)
+        }
 
     return blocks
 
 
-def ownerless_blocks(life: Life) -> set[int]:
+def ownerless_blocks(simulated: SimulatedRun) -> set[int]:
     """Blocks with more references at the end than there are tables and fences that have them."""
-    manager = life.engine.manager
+    manager = simulated.engine.manager
     owed = [*manager.pool.refs]
     owed[:NULL_BLOCK_COUNT] = [0] * NULL_BLOCK_COUNT
     fenced = [blocks for fence in manager.fenced for blocks in fence.blocks]
-    for blocks in (*(life.holds(number) for number in manager.tables), *fenced):
+    for blocks in (*(simulated.holds(number) for number in manager.tables), *fenced):
         for block in blocks:
             owed[block] -= 1
     return {block for block, references in enumerate(owed) if references > 0}
@@ -222,41 +229,41 @@ def ownerless_blocks(life: Life) -> set[int]:
 # -------------------------------------------------------------------- from when on it is there, and stays
 
 
-def strikes(count: int) -> Callable[[Life], bool]:
+def triggers(count: int) -> Callable[[SimulatedRun], bool]:
     """Return whether the fault has triggered that often."""
-    return lambda life: life.fault is not None and life.fault.strikes >= count
+    return lambda simulated: simulated.fault is not None and simulated.fault.triggers >= count
 
 
-def at_once(what: str, count: int) -> Callable[[Life], bool]:
+def at_once(what: str, count: int) -> Callable[[SimulatedRun], bool]:
     """One pass had so many `preempted`, or `finished`."""
-    return lambda life: any(len(together) >= count for together in getattr(life, what))
+    return lambda simulated: any(len(together) >= count for together in getattr(simulated, what))
 
 
-def leaked(count: int) -> Callable[[Life], bool]:
+def leaked(count: int) -> Callable[[SimulatedRun], bool]:
     """So many bytes of the device are in use that are not on the engine's bill."""
-    return lambda life: life.engine.leaked >= count
+    return lambda simulated: simulated.engine.leaked >= count
 
 
-def preemptions(count: int) -> Callable[[Life], bool]:
+def preemptions(count: int) -> Callable[[SimulatedRun], bool]:
     """So many preemptions were made."""
-    return lambda life: life.engine.scheduler.num_preemptions >= count
+    return lambda simulated: simulated.engine.scheduler.num_preemptions >= count
 
 
-def missed_again(prefix: int, beginnings: int, times: int) -> Callable[[Life], bool]:
+def missed_again(prefix: int, beginnings: int, times: int) -> Callable[[SimulatedRun], bool]:
     """So many prompts of clients s found nothing in the cache of their beginning, of so many tokens, that was there."""
 
-    def seen(life: Life) -> bool:
-        asked = sum(name.startswith("s-") for name in life.admitted)
-        return asked * prefix - life.engine.scheduler.prefix_hits >= (beginnings + times) * prefix
+    def seen(simulated: SimulatedRun) -> bool:
+        asked = sum(name.startswith("s-") for name in simulated.admitted)
+        return asked * prefix - simulated.engine.scheduler.prefix_hits >= (beginnings + times) * prefix
 
     return seen
 
 
-def idle_with_deferrals(life: Life) -> bool:
+def idle_with_deferrals(simulated: SimulatedRun) -> bool:
     """Nothing is to be run, and the connector keeps blocks of those that have."""
-    return bool(life.engine.scheduler.deferred) and not life.engine.scheduler.has_work
+    return bool(simulated.engine.scheduler.deferred) and not simulated.engine.scheduler.has_work
 
 
-def somebody_lacks_blocks(life: Life) -> bool:
+def requests_short_of_blocks(simulated: SimulatedRun) -> bool:
     """Whether a request in the queue was refused for lack of blocks."""
-    return any(request.shortage is not None for request in life.engine.scheduler.waiting)
+    return any(request.shortage is not None for request in simulated.engine.scheduler.waiting)

@@ -106,7 +106,7 @@ def _limited_to(seconds: float) -> Iterator[None]:
     """
 
     def stop(_signal: int, frame: FrameType | None) -> None:
-        # What a callback of the garbage collector raises is lost: the timer comes again.
+        # An exception in a callback of the garbage collector is lost: the timer fires again.
         if frame is None or frame.f_code not in {getattr(one, "__code__", None) for one in gc.callbacks}:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise NotFinished(f"not finished within {seconds:g} s")

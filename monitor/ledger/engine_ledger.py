@@ -102,7 +102,7 @@ class EngineLedger:
         """Whether the state is known: from the engine's start, or a keyframe, on."""
         self.now_ns = 0
         """The latest wall time that the stream has shown, in ns since 1970."""
-        self.heard_ns = 0
+        self.last_received_ns = 0
         """When the last event came from the engine itself, on the same clock."""
         self.joined_ns = 0
         self.uncertain_since_ns = 0
@@ -182,11 +182,11 @@ class EngineLedger:
             self.tally.sampled(record)
             if record.at_ns is not None:
                 self.past_samples.append(record)
-            self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns or 0)
+            self.now_ns = self.last_received_ns = max(self.now_ns, record.at_ns or 0)
         elif isinstance(record, KvEvents):
             self.restarts += record.restarted
             self.prefixes.apply(record)
-            self.now_ns = self.heard_ns = max(self.now_ns, record.at_ns)
+            self.now_ns = self.last_received_ns = max(self.now_ns, record.at_ns)
         else:
             if isinstance(record, ReportedEvent):
                 self.reported.add(record)
@@ -214,7 +214,7 @@ class EngineLedger:
         self._fold(batch)
         self._keep(batch)
         if self.validates and not (self.state.damaged or self.losses or self.anomalies):
-            validation.validate(self.engine, str(self.heard_at), self.state, self.recent)
+            validation.validate(self.engine, str(self.last_received_at), self.state, self.recent)
 
     def _fold(self, batch: Batch) -> None:
         state = self.state
@@ -227,10 +227,10 @@ class EngineLedger:
             if NO_REQUEST in batch.texts:
                 self.description = parse_description(batch.texts[NO_REQUEST])
         except Exception as error:
-            # An event that is not laid out as the contract says: what it meant, and what follows it here, is lost.
+            # The event breaks the layout of the contract: its meaning, and the rest of the batch, is lost.
             self._unreadable(batch, f"{type(error).__name__}: {error}")
         if state.heartbeat is not before:
-            self._heard(before, state.heartbeat)
+            self._heartbeat_received(before, state.heartbeat)
         if batch.total > 0 and not state.counts_match(batch.free, batch.cached_idle, batch.used):
             state.check(batch.free, batch.cached_idle, batch.used)
         if batch.total > 0:
@@ -276,7 +276,7 @@ class EngineLedger:
         idle = not (point.running or point.waiting)
         self.floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use, where=str(point.position))
 
-    def _heard(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
+    def _heartbeat_received(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
         wall_ns = self.wall(last.at_ns) if last is not None else 0
         self.beats.add(before, last, wall_ns, self.state.places.heartbeat, self.description.engine == "vllm")
 
@@ -300,7 +300,7 @@ class EngineLedger:
             return None
         self._advance(keyframe.wall_ns, keyframe.mono_ns, (keyframe.epoch, keyframe.sequence))
         if self.ready and keyframe.sequence <= self.sequence and not self.state.damaged:
-            return None  # in step already: the events say it better
+            return None  # in step already: the events show it better
         try:
             state = keyframe_codec.load_state(keyframe.state)
             self.description = parse_description(state.description)
@@ -309,7 +309,7 @@ class EngineLedger:
         state.lost_at = (keyframe.sequence << EVENT_BITS | EVENT_MASK) if state.damaged else UNKNOWN_POSITION
         self.state = self._begun(state)
         self.tally.in_step = False
-        self._heard(None, state.heartbeat)
+        self._heartbeat_received(None, state.heartbeat)
         self.ready = True
         self.sequence = keyframe.sequence
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
@@ -325,7 +325,7 @@ class EngineLedger:
 
     def _follows(self, frame: Batch | Keyframe) -> bool:
         """Begin the epoch of `frame`, if it follows this one."""
-        if not is_next_epoch(frame, self.epoch, self.now_ns - self.heard_ns):
+        if not is_next_epoch(frame, self.epoch, self.now_ns - self.last_received_ns):
             self.overlaps.note_other(frame, self.now_ns)
             return False
         self._new_epoch(frame.epoch)
@@ -355,9 +355,9 @@ class EngineLedger:
         self.lost_batches = dict.fromkeys(Stage, 0)
 
     def _advance(self, wall_ns: int, mono_ns: int, place: tuple[int, int]) -> None:
-        at_ns = self.clock.frame(wall_ns, mono_ns, self.now_ns, self.heard_ns, place)
+        at_ns = self.clock.frame(wall_ns, mono_ns, self.now_ns, self.last_received_ns, place)
         self.now_ns = max(self.now_ns, at_ns)
-        self.heard_ns = max(self.heard_ns, at_ns)
+        self.last_received_ns = max(self.last_received_ns, at_ns)
         self.joined_ns = self.joined_ns or self.now_ns
 
     def _lost(self, batches: int, stage: Stage) -> None:
@@ -382,7 +382,7 @@ class EngineLedger:
         while self.recent_bytes > self.max_recent_bytes and len(self.recent) > 1:
             self.recent_bytes -= batch_bytes(self.recent.popleft())
 
-    def count_anew(self) -> None:
+    def recount(self) -> None:
         """Begin the counts at this time: earlier events were received by others."""
         self.tally = Tally()
         self.state.residency_samples = None
@@ -444,7 +444,7 @@ class EngineLedger:
         return Position(self.epoch, self.sequence)
 
     @property
-    def heard_at(self) -> Position:
+    def last_received_at(self) -> Position:
         """The ledger's position in the stream: the last event received."""
         last = self.recent[-1] if self.recent else None
         events = len(last.runs) // RUN_BYTES if last is not None and last.sequence == self.sequence else 1
@@ -495,6 +495,6 @@ class EngineLedger:
 
     def head(self) -> RequestState | None:
         """Return the waiting request that the scheduler skipped last: the one the others stand behind."""
-        if not self._head_is_known:  # whoever asks why each request waits asks this as often
+        if not self._head_is_known:  # a caller that explains each waiting request calls this as often
             self._head, self._head_is_known = refused_last(self.state.requests.values()), True
         return self._head

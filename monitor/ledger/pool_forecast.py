@@ -82,13 +82,12 @@ def forecast_from_usage(times_s: Sequence[float], usage: Sequence[float], blocks
     which usage never fell again are held. A full pool has no room left for what living requests usually have in
     addition.
     """
-    stretch = -(-len(usage) // MOST_POINTS) or 1
+    bucket = -(-len(usage) // MOST_POINTS) or 1
     used = [round(share * blocks) for share in usage]
     floor = list(accumulate(reversed(used), min))[::-1]
     live = median([now - held for now, held in zip(used, floor, strict=True)]) if used else 0
     lowest = [
-        min(range(start, min(start + stretch, len(used))), key=used.__getitem__)
-        for start in range(0, len(used), stretch)
+        min(range(start, min(start + bucket, len(used))), key=used.__getitem__) for start in range(0, len(used), bucket)
     ]
     if len(lowest) < 2:
         return None

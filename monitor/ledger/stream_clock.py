@@ -54,7 +54,7 @@ class StreamClock:
         if self._reader_ns is not None:
             self._reader_ns += by_ns
 
-    def frame(self, wall_ns: int, mono_ns: int, now_ns: int, heard_ns: int, place: tuple[int, int]) -> int:
+    def frame(self, wall_ns: int, mono_ns: int, now_ns: int, last_received_ns: int, place: tuple[int, int]) -> int:
         """Return the stream time of a frame. `place`: its epoch and sequence. now_ns, heard_ns: the latest stream time,
         and that of the last frame.
         """
@@ -62,7 +62,7 @@ class StreamClock:
         self._fresh = True
         if not self._anchored or mono_ns <= 0:
             # An engine that restarts with an earlier clock: its time goes on from where its predecessor's was.
-            self.offset_ns = difference if wall_ns >= heard_ns else now_ns - mono_ns
+            self.offset_ns = difference if wall_ns >= last_received_ns else now_ns - mono_ns
             self._anchored, self._difference_ns, self._mono_ns = True, difference, mono_ns
             return mono_ns + self.offset_ns
         jumped = difference - self._difference_ns

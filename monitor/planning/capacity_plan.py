@@ -83,7 +83,7 @@ def plan_of_pool(given: PoolToPlan, demand: ExpectedLoad) -> CapacityPlan:
     usable = given.blocks - RESERVED_NULL_BLOCKS
     length = demand.max_model_len or given.max_model_len
     if not length:
-        raise BadQuestion(f"{given.model} does not say how long a request may be: give --max-model-len")
+        raise BadQuestion(f"{given.model} has no maximum request length: give --max-model-len")
     tokens = demand.prompt + demand.output
     request = pool.blocks_of(tokens) if tokens else None
     shared = pool.shared_blocks(min(demand.shared_prefix, demand.prompt))
@@ -176,8 +176,8 @@ def _kv_bytes(budget: MemoryBudget) -> tuple[int, list[str]]:
             f" of {planned_size(int(budget.device * budget.utilization))}: raise --gpu-memory-utilization, add"
             " tensor-parallel ranks, or quantize the weights"
         )
-    said = [] if budget.other is not None else [f"{planned_size(other)} for activations, graphs and libraries"]
-    return kv, said
+    assumptions = [] if budget.other is not None else [f"{planned_size(other)} for activations, graphs and libraries"]
+    return kv, assumptions
 
 
 def _pool_tokens(pool: KvPool, settings: EngineSettings, blocks: int, length: int) -> int:

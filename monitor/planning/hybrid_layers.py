@@ -129,7 +129,9 @@ def state_of(text: Text, item_bytes: int, tensor_parallel: int, kind: str = "mam
             value = text.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
-        raise BadQuestion(f"config.json does not say the size of the layers' state: it has none of {', '.join(names)}")
+        raise BadQuestion(
+            f"config.json does not have the size of the layers' state: it lacks all of {', '.join(names)}"
+        )
 
     if kind == "mamba1":
         inner = text.get("intermediate_size") if text.get("model_type") == "falcon_mamba" else None

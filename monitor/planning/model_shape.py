@@ -191,5 +191,5 @@ def _positive_field(text: Mapping[str, Any], names: Iterable[str], what: str, de
             raise UnknownShape(f"config.json has {name} = {value!r}; it must be an integer of at least 1")
         return value
     if default is None:
-        raise UnknownShape(f"config.json does not say {what}: it has none of {', '.join(names)}")
+        raise UnknownShape(f"config.json does not have {what}: it lacks all of {', '.join(names)}")
     return default

@@ -152,7 +152,7 @@ def release_of_text(text: str) -> tuple[int, int]:
     """Return vLLM's release as two numbers. Raises BadQuestion."""
     parts = text.removeprefix("v").split(".")
     if len(parts) < 2 or not all(part.isdecimal() and len(part) < 5 for part in parts[:2]):
-        raise BadQuestion(f"--release {text} is no release of vLLM: write 0.33")
+        raise BadQuestion(f"--release {text} is not a release of vLLM: write 0.33")
     return int(parts[0]), int(parts[1])
 
 

@@ -66,7 +66,7 @@ class Packer:
 
     def pack(self) -> list[Batch]:
         """Everything flushed until now, as batches in order. Events that other threads logged come before it."""
-        count = len(self.log.flushed)  # first: what was said aside before a flush must not come after it
+        count = len(self.log.flushed)  # first: events from other threads before a flush must not come after it
         batches = []
         side = self._take_side()
         if side is not None:

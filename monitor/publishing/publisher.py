@@ -152,7 +152,7 @@ class Publisher:
                 if now >= next_keyframe:
                     next_keyframe = now + round(self.keyframe_s * 1e9)
                     self._send(self.packer.keyframe())
-            except Exception:  # the observer's trouble is never the engine's
+            except Exception:  # a problem of the observer never reaches the engine
                 logger.exception("the event stream goes on after an error in its drain thread")
                 self._closing.wait(1.0)
         self._drain()
@@ -176,7 +176,7 @@ class Publisher:
             self._ring_size += len(payload)
             while self._ring_size > self._ring_bytes and len(self._ring) > 1:
                 self._ring_size -= len(self._ring.popleft()[1])
-        # Before it is sent: what a reader has heard is in the journal of an engine that is killed.
+        # Before it is sent: every batch that a reader received is in the journal of an engine that is killed.
         if self.journal is not None:
             try:
                 self.journal.append(payload, frame.sequence)
@@ -252,7 +252,7 @@ def require_private(endpoint: str) -> None:
     if parts.scheme in ("ipc", "inproc"):
         return
     if parts.scheme != "tcp":
-        raise NotPrivate(f"{endpoint} is no endpoint for events: use tcp://127.0.0.1:PORT or ipc://PATH")
+        raise NotPrivate(f"{endpoint} is not an endpoint for events: use tcp://127.0.0.1:PORT or ipc://PATH")
     host = parts.netloc.rsplit(":", 1)[0].strip("[]")
     if host not in ("localhost", "::1") and not host.startswith("127."):
         raise NotPrivate(

@@ -48,7 +48,7 @@ def _block_states(ledger: EngineLedger) -> bytearray:
     _, cached, running, waiting, finished, reserved, unaccounted = range(7)
     states = bytearray(map(truth, state.hashes)).translate(bytes([0, cached]).ljust(256))
     states[: state.reserved] = bytes([reserved]) * state.reserved
-    # Who has any is in the books by name: the other blocks need not be looked at.
+    # The state has the owners by name, so the other blocks need no check.
     for block in state.unaccounted():
         states[block] = unaccounted
     # Liveliest last, so that it is what a shared block shows.

@@ -34,17 +34,17 @@ def compare(before: WindowStats, after: WindowStats) -> Diff:
 def _finding_rows(before: WindowStats, after: WindowStats) -> list[FindingRow]:
     rows = []
     for code in dict.fromkeys(finding.code for finding in (*before.findings, *after.findings)):
-        then, now = (_of_code(stretch, code) for stretch in (before, after))
-        told = (now or then)[0]
+        then, now = (_of_code(window, code) for window in (before, after))
+        engine = (now or then)[0]
         rows.append(
             FindingRow(
                 code=code,
-                title=told.title,
-                severity=told.severity,
+                title=engine.title,
+                severity=engine.severity,
                 status="unchanged" if then and now else "added" if now else "removed",
                 before=len(then),
                 after=len(now),
-                verdict=told.verdict,
+                verdict=engine.verdict,
                 requests=[name for finding in now or then for name in finding.culprits.requests],
             )
         )
@@ -52,8 +52,8 @@ def _finding_rows(before: WindowStats, after: WindowStats) -> list[FindingRow]:
     return sorted(rows, key=lambda row: (order.index(row.status), -SEVERITIES.index(row.severity)))
 
 
-def _of_code(stretch: WindowStats, code: str) -> list[FindingReport]:
-    return [finding for finding in stretch.findings if finding.code == code]
+def _of_code(window: WindowStats, code: str) -> list[FindingReport]:
+    return [finding for finding in window.findings if finding.code == code]
 
 
 # -------------------------------------------------------------------- figures
@@ -64,45 +64,45 @@ def _metric_rows(before: WindowStats, after: WindowStats) -> Iterator[MetricRow]
         ("tokens generated", "output_tokens", "up"),
         ("tokens computed", "computed_tokens", ""),
     ):
-        yield _metric_row_of(name, "/s", good, (_count_rate(stretch, count, 1) for stretch in (before, after)))
+        yield _metric_row_of(name, "/s", good, (_count_rate(window, count, 1) for window in (before, after)))
     for name, count, good in (
         ("requests served", "served", "up"),
         ("requests ended otherwise", "not_served", "down"),
         ("preemptions", "preemptions", "down"),
         ("tokens lost to preemptions", "tokens_lost", "down"),
     ):
-        yield _metric_row_of(name, "/min", good, (_count_rate(stretch, count, 60) for stretch in (before, after)))
+        yield _metric_row_of(name, "/min", good, (_count_rate(window, count, 60) for window in (before, after)))
     for name, part, whole, good in (
         ("recompute tax", "recomputed_tokens", "computed_tokens", "down"),
         ("prefix hit rate", "hit_tokens", "looked_up_tokens", "up"),
     ):
-        yield _metric_row_of(name, "share", good, (_count_share(stretch, part, whole) for stretch in (before, after)))
+        yield _metric_row_of(name, "share", good, (_count_share(window, part, whole) for window in (before, after)))
     for name, part, whole in (
         ("block lifetime, mean", "lifetimes_ms", "lifetimes"),
         ("idle before eviction, mean", "idle_residencies_ms", "idle_residencies"),
     ):
-        means = (_count_share(stretch, part, whole) for stretch in (before, after))
+        means = (_count_share(window, part, whole) for window in (before, after))
         yield _metric_row_of(name, "s", "", (None if mean is None else mean / 1e3 for mean in means))
-    yield from _latency_rows("first token", *(_first_token(stretch) for stretch in (before, after)))
+    yield from _latency_rows("first token", *(_first_token(window) for window in (before, after)))
     yield from _latency_rows("queue time", before.queue_time, after.queue_time)
     for cause in sorted(before.waited_s.keys() | after.waited_s.keys()):
         for median in (True, False):
             row = _of_durations(
                 f"waited, {cause}", median, before.waited_s.get(cause, []), after.waited_s.get(cause, [])
             )
-            # Where nobody waited for it, that is as good as no time.
+            # If no reader waited for it, that counts as no time.
             yield msgspec.structs.replace(row, change=_change(row.before or 0.0, row.after or 0.0, "down"))
     for name, held, good in (
         ("in use at peak", ("running", "waiting", "finished", "unaccounted"), ""),
         ("held by finished at peak", ("finished",), "down"),
         ("UNACCOUNTED at peak", ("unaccounted",), "down"),
     ):
-        yield _metric_row_of(name, "share", good, (_held_share(stretch, held) for stretch in (before, after)))
+        yield _metric_row_of(name, "share", good, (_held_share(window, held) for window in (before, after)))
 
 
-def _first_token(stretch: WindowStats) -> LatencyView | None:
+def _first_token(window: WindowStats) -> LatencyView | None:
     """From metrics, or of the requests that the stream has."""
-    return stretch.first_token or exact_latency(stretch.time_to_first_token_s)
+    return window.first_token or exact_latency(window.time_to_first_token_s)
 
 
 def _latency_rows(name: str, before: LatencyView | None, after: LatencyView | None) -> Iterator[MetricRow]:
@@ -132,14 +132,14 @@ def _change(before: float | None, after: float | None, good: str) -> MetricChang
     return "better" if (after > before) == (good == "up") else "worse"
 
 
-def _count_rate(stretch: WindowStats, count: str, per_s: int) -> float | None:
-    happened = stretch.counts.get(count)
-    return happened * per_s / stretch.seconds if stretch.seconds and happened is not None else None
+def _count_rate(window: WindowStats, count: str, per_s: int) -> float | None:
+    happened = window.counts.get(count)
+    return happened * per_s / window.seconds if window.seconds and happened is not None else None
 
 
-def _count_share(stretch: WindowStats, part: str, whole: str) -> float | None:
-    of = stretch.counts.get(whole, 0)
-    return stretch.counts.get(part, 0) / of if of else None
+def _count_share(window: WindowStats, part: str, whole: str) -> float | None:
+    of = window.counts.get(whole, 0)
+    return window.counts.get(part, 0) / of if of else None
 
 
 def _quantile(values: Sequence[float], quantile: float) -> float | None:
@@ -147,9 +147,9 @@ def _quantile(values: Sequence[float], quantile: float) -> float | None:
     return sorted(values)[ceil(quantile * len(values)) - 1] if values else None
 
 
-def _held_share(stretch: WindowStats, holders: Sequence[str]) -> float | None:
-    peak = stretch.peak
+def _held_share(window: WindowStats, holders: Sequence[str]) -> float | None:
+    peak = window.peak
     if peak is None and len(holders) > 1:
-        return stretch.peak_usage
+        return window.peak_usage
     usable = peak.total - peak.reserved if peak is not None else 0
     return sum(getattr(peak, holder) for holder in holders) / usable if usable else None

@@ -105,7 +105,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int], slow: SlowClien
 
 
 def _silent_s(ledger: EngineLedger) -> float:
-    return (ledger.now_ns - ledger.heard_ns) / 1e9
+    return (ledger.now_ns - ledger.last_received_ns) / 1e9
 
 
 def _stream_status(ledger: EngineLedger, running: int, has_queue: bool, slow: SlowClients | None) -> tuple[str, int]:
@@ -115,7 +115,7 @@ def _stream_status(ledger: EngineLedger, running: int, has_queue: bool, slow: Sl
     if ledger.state.stopped_ns:
         return "stopped", ledger.wall(ledger.state.stopped_ns)
     if _silent_s(ledger) > SILENT_AFTER_S:
-        return "silent", ledger.heard_ns
+        return "silent", ledger.last_received_ns
     if not (running or has_queue):
         return "idle", 0
     status, since_ns = stream_progress(ledger, running)

@@ -37,7 +37,7 @@ def wanted(
     unknown = [kind for kind in kinds if kind.upper() not in Kind.__members__]
     if unknown:
         known = ", ".join(kind.name.lower() for kind in Kind)
-        raise BadQuestion(f"{unknown[0]!r} is no kind of event; there are: {known}")
+        raise BadQuestion(f"{unknown[0]!r} is not a kind of event; there are: {known}")
     number = None
     if request:
         record = ledger.request(request)

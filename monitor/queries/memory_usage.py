@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.monitor.analysis.concurrency import blocks_of_request
-from kvscope.monitor.analysis.memory_breakdown import NoBill, bill_of, measured, parts, unnamed
+from kvscope.monitor.analysis.memory_breakdown import NoBreakdown, breakdown_of, measured, parts, unnamed
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.planning.kv_pool import RESERVED_NULL_BLOCKS
@@ -58,20 +58,20 @@ def _device_parts(known: dict[str, int]) -> dict[str, int]:
 def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
     """Return the values of a log, by the names of the event, and the parts."""
     try:
-        bill, _ = bill_of(ledger.facts.values())
-    except NoBill:
+        breakdown, _ = breakdown_of(ledger.facts.values())
+    except NoBreakdown:
         raise NotKnown(
             f"{ledger.engine} did not report the memory of its device (a MEMORY event, or the lines in its log)"
         ) from None
     known = {
-        "device_total": bill.device_total,
-        "weights": bill.weights,
-        "activations_peak": bill.activations,
-        "non_torch": bill.non_torch,
-        "graphs_actual": bill.graphs,
-        "kv_pool": bill.kv_cache,
+        "device_total": breakdown.device_total,
+        "weights": breakdown.weights,
+        "activations_peak": breakdown.activations,
+        "non_torch": breakdown.non_torch,
+        "graphs_actual": breakdown.graphs,
+        "kv_pool": breakdown.kv_cache,
     }
-    return {name: size for name, size in known.items() if size is not None}, parts(bill)
+    return {name: size for name, size in known.items() if size is not None}, parts(breakdown)
 
 
 def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, concurrency: int) -> CalculatorView:

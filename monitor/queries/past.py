@@ -33,7 +33,7 @@ SAMPLES_NS: Final = 3_600_000_000_000
 """For an engine without a stream, the range of samples that determine its state at one time."""
 MOST_BRANCHES: Final = 14
 """Bound of branches of the prefix cache: as many as the map of blocks has colours for."""
-HEARD_WITHIN_NS: Final = 2_000_000_000
+RECEIVED_WITHIN_NS: Final = 2_000_000_000
 """An engine sends something every second."""
 
 F = TypeVar("F", Batch, Frame)
@@ -60,7 +60,7 @@ class Past:
         self.stored = StoredPast()
         self._lock = lock
         self._recent: dict[str, Recent] = {}
-        self._told: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
+        self._prefixes: dict[str, tuple[Prefixes, tuple[int, int]]] = {}
         """By engine, the prefixes up to that batch."""
         self._telling = threading.Lock()
         self._ledgers: OrderedDict[tuple[str, StreamTime], EngineLedger] = OrderedDict()
@@ -133,7 +133,7 @@ class Past:
         ledger, marks = road.walk()
         with self._lock:
             self._recent[live.engine].keep_on_the_way(marks)
-            if moment.at_ns < live.now_ns:  # nobody asks for a moment that was just now again
+            if moment.at_ns < live.now_ns:  # no reader asks for the same recent time again
                 self._ledgers[key] = ledger
             while len(self._ledgers) > MAX_PAST_LEDGERS:
                 self._ledgers.popitem(last=False)
@@ -223,11 +223,11 @@ class Past:
         """
         ledger = self.ledger_at(live, moment)
         dressed = copy.copy(ledger)
-        dressed.recent = deque(_at_once(self.batches(live, ledger, since_ns - HEARD_WITHIN_NS), since_ns))
+        dressed.recent = deque(_at_once(self.batches(live, ledger, since_ns - RECEIVED_WITHIN_NS), since_ns))
         dressed.points = deque(self.points(live, since_ns, ledger.now_ns, MAX_POINTS))
         return dressed
 
-    def heard(self, live: EngineLedger, since_ns: int, until_ns: int) -> ReceivedFrames:
+    def received(self, live: EngineLedger, since_ns: int, until_ns: int) -> ReceivedFrames:
         """Return the frames from one time to another (wall), as far as they are kept. Raises NotKnown."""
         with self._lock:
             recent = self._recent.get(live.engine)
@@ -268,31 +268,31 @@ class Past:
 
     def prefixes(self, ledger: EngineLedger, *, now: bool) -> PrefixCacheView:
         """Return the prefix cache by the ledger's batches."""
-        with self._told_of(ledger, now) as told:
-            return prefixes(ledger, told)
+        with self._prefixes_at(ledger, now) as prefixes_then:
+            return prefixes(ledger, prefixes_then)
 
     def prefix_blocks(self, ledger: EngineLedger, *, now: bool) -> list[tuple[str, list[int]]]:
         """Return the blocks of each branch of the prefix cache, by the ledger's batches."""
-        with self._told_of(ledger, now) as told:
-            return by_branch(ledger, told, MOST_BRANCHES)
+        with self._prefixes_at(ledger, now) as prefixes_then:
+            return by_branch(ledger, prefixes_then, MOST_BRANCHES)
 
     @contextmanager
-    def _told_of(self, ledger: EngineLedger, now: bool) -> Iterator[Prefixes]:
+    def _prefixes_at(self, ledger: EngineLedger, now: bool) -> Iterator[Prefixes]:
         """Yield the prefixes as the batches show them. For the current state, it continues the earlier fold."""
         if not now:
-            told = Prefixes()
-            told.fold(ledger.recent)
-            yield told
+            prefixes_then = Prefixes()
+            prefixes_then.fold(ledger.recent)
+            yield prefixes_then
             return
         with self._telling:
-            told, place = self._told.get(ledger.engine, (Prefixes(), (0, 0)))
+            prefixes_then, place = self._prefixes.get(ledger.engine, (Prefixes(), (0, 0)))
             new = [batch for batch in ledger.recent if (batch.epoch, batch.sequence) > place]
             if new and (new[0].epoch, new[0].sequence - 1) != place:
-                told = Prefixes()
-            told.fold(new)
+                prefixes_then = Prefixes()
+            prefixes_then.fold(new)
             if new:
-                self._told[ledger.engine] = told, (new[-1].epoch, new[-1].sequence)
-            yield told
+                self._prefixes[ledger.engine] = prefixes_then, (new[-1].epoch, new[-1].sequence)
+            yield prefixes_then
 
     def span(self, live: EngineLedger) -> HistoryView:
         """Return the history that one engine has."""
@@ -303,23 +303,26 @@ class Past:
             first_ns, last_ns = memory_ns, live.now_ns
             in_memory = _epochs_in(live)
         kept = self.history.span(live.engine) if self.history is not None else None
-        lives = []
+        epochs_then = []
         if kept is not None:
-            lives = [EpochView(life.epoch, timestamp(life.from_ns), timestamp(life.to_ns)) for life in kept.lives]
+            epochs_then = [
+                EpochView(kept_epoch.epoch, timestamp(kept_epoch.from_ns), timestamp(kept_epoch.to_ns))
+                for kept_epoch in kept.kept_epochs
+            ]
             first_ns, last_ns = min(first_ns or kept.from_ns, kept.from_ns), max(last_ns, kept.to_ns)
         elif self.history is not None:
             first_note = next(self.history.notes(live.engine, 1, live.now_ns), None)
             noted_ns = first_note.at_ns or 0 if first_note is not None else 0
             first_ns = min(first_ns or noted_ns, noted_ns or first_ns)
         first_ns = self.stored.first_ns(live.engine, first_ns)
-        known = {life.epoch for life in lives}
-        lives += [epoch for epoch in in_memory if epoch.epoch not in known]
+        known = {kept_epoch.epoch for kept_epoch in epochs_then}
+        epochs_then += [epoch for epoch in in_memory if epoch.epoch not in known]
         return HistoryView(
             engine=live.engine,
             first=timestamp(first_ns),
             last=timestamp(last_ns),
             in_memory_since=timestamp(memory_ns),
-            epochs=lives,
+            epochs=epochs_then,
             gaps=[GapView(timestamp(gap.from_ns), timestamp(gap.to_ns)) for gap in kept.gaps] if kept else [],
         )
 
@@ -330,7 +333,7 @@ def _epochs_in(live: EngineLedger) -> list[EpochView]:
     for batch in live.recent:
         spans[batch.epoch] = spans.get(batch.epoch, (batch.wall_ns, 0))[0], batch.wall_ns
     if live.epoch:
-        spans[live.epoch] = spans.get(live.epoch, (live.heard_ns, 0))[0], live.now_ns
+        spans[live.epoch] = spans.get(live.epoch, (live.last_received_ns, 0))[0], live.now_ns
     return [EpochView(epoch, timestamp(first), timestamp(last)) for epoch, (first, last) in spans.items()]
 
 

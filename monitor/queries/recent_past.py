@@ -74,7 +74,7 @@ class Road(NamedTuple):
 
 def mark_of(ledger: EngineLedger) -> PastMark:
     """Return a mark of the ledger, which must not be applied to any more."""
-    return PastMark((ledger.epoch, ledger.sequence), ledger.heard_ns, ledger)
+    return PastMark((ledger.epoch, ledger.sequence), ledger.last_received_ns, ledger)
 
 
 def size_of(batch: Batch) -> int:
@@ -104,10 +104,12 @@ class Recent:
         if isinstance(record, Batch):
             self._bytes += size_of(record)
         if ledger.state is not self._state and ledger.ready:
-            if ledger.sequence == 0 and isinstance(record, Batch):  # the beginning of a life, whose first batch is kept
+            if ledger.sequence == 0 and isinstance(
+                record, Batch
+            ):  # the beginning of an epoch, whose first batch is kept
                 unborn = EngineLedger(ledger.engine, counting=False)
                 unborn.restarts = ledger.restarts
-                self._keep(ledger, PastMark((ledger.epoch, -1), ledger.heard_ns, unborn))
+                self._keep(ledger, PastMark((ledger.epoch, -1), ledger.last_received_ns, unborn))
             else:
                 self._keep(ledger, mark_of(fork(ledger)))
         elif self._bytes >= self._enough:
@@ -159,7 +161,7 @@ class Recent:
         mark = max(before, key=_batch_place)
         first = bisect_right(batches, mark.place, key=lambda batch: (batch.epoch, batch.sequence))
         batches = batches[first:]
-        # Of a batch that is cut short the live one's point tells too much.
+        # The live ledger's point covers more than a batch that is cut short.
         until_ns = batches[-1].wall_ns - (place is not None) if batches else mark.at_ns
         return Road(mark, _points_until(ledger, until_ns), batches, moment)
 

@@ -39,17 +39,17 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
     """
     record = ledger.request(name)
     if record is None:
-        raise NotKnown(f"{ledger.engine} has no request {name!r}, nor has one of that name ended there of late")
+        raise NotKnown(f"{ledger.engine} has no request {name!r}, and none with that id ended there recently")
     began_ns = ledger.wall(record.received_ns or record.arrived_ns)
     about = list(scan_events([b for b in batches(began_ns) if b.wall_ns >= began_ns], record.number))
-    story = request_history(about, record.number, request_names(ledger))
+    history = request_history(about, record.number, request_names(ledger))
     return RequestDetail(
         engine=ledger.engine,
         request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
         blocks=list(record.blocks),
         waited_s=_waited_s(ledger, record),
-        event_history=[history_entry(line) for line in story],
-        event_history_complete=any(line.what in ("received", "arrived") for line in story),
+        event_history=[history_entry(line) for line in history],
+        event_history_complete=any(line.what in ("received", "arrived") for line in history),
         phases=_phase_views(ledger, record, about),
         conditions=_condition_views(ledger, record),
         waits=_wait_tree(ledger, record),
@@ -104,7 +104,7 @@ def _phase_views(ledger: EngineLedger, record: RequestState, about: list[tuple[P
                 recomputed_tokens=phase.recomputed,
             )
         )
-    if views:  # no event says that it stands behind another, or that its blocks are kept
+    if views:  # no event reports that it is behind another, or that its blocks are kept
         views[-1] = msgspec.structs.replace(views[-1], reason=_request_reason(ledger, record))
     return views
 

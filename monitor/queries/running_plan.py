@@ -98,7 +98,7 @@ def _exposed_pool(ledger: EngineLedger) -> RunningPool:
     most = (blocks - 1) * size  # block 0 is vLLM's own
     fact = ledger.facts.get("served_model_name") or ledger.facts.get("model")
     version = ledger.facts.get("version")
-    assumed = () if tokens and tokens == blocks * size else ("every layer keeps full attention: metrics do not say",)
+    assumed = () if tokens and tokens == blocks * size else ("every layer has full attention (metrics do not show it)",)
     return RunningPool(
         model=str(fact.value) if fact is not None else "",
         release=_release_of(str(version.value)) if version is not None else DEFAULT_RELEASE_OF_PLAN,

@@ -67,7 +67,7 @@ class WindowMeter:
         if self._before is not None:
             self._ended.extend(requests)
 
-    def stretch(
+    def stats(
         self, source: str, ledger: EngineLedger, points: Iterable[Point], findings: Sequence[FindingReport]
     ) -> WindowStats:
         """All of it, until where the ledger is. `points` and `findings` are those of the stretch."""
@@ -114,8 +114,10 @@ class WindowStatsCache:
         """Return the statistics of an engine from one time to another (wall), with the `findings` of that time. Raises
         BadTime where nothing of it is kept, and for more than MOST_S.
         """
-        heard_ns = live.heard_ns if until_ns >= live.now_ns else 0  # of what goes on, only until something is heard
-        key = (live.engine, since_ns, until_ns, heard_ns)
+        last_received_ns = (
+            live.last_received_ns if until_ns >= live.now_ns else 0
+        )  # of what goes on, only until an event arrives
+        key = (live.engine, since_ns, until_ns, last_received_ns)
         if until_ns - since_ns > MAX_WINDOW_S * 1e9:
             asked = duration((until_ns - since_ns) / 1e9)
             raise BadTime(f"a window of {asked} is too long to be measured: ask for {duration(MAX_WINDOW_S)} at most")
@@ -129,7 +131,7 @@ class WindowStatsCache:
         return msgspec.structs.replace(known, findings=list(findings))
 
     def _measured(self, live: EngineLedger, since_ns: int, until_ns: int) -> WindowStats:
-        ledger, frames, from_ns = self._past.heard(live, since_ns, until_ns)
+        ledger, frames, from_ns = self._past.received(live, since_ns, until_ns)
         ledger.take_just_finished()  # those of before
         measuring = WindowMeter(from_ns)
         for frame in frames:
@@ -143,7 +145,7 @@ class WindowStatsCache:
                 f"nothing is kept of {live.engine} {asked}: what is begins at {span.first} and ends at {span.last}"
             )
         points = [point for point in ledger.points if since_ns <= point.at_ns <= until_ns]
-        return measuring.stretch("", ledger, points, [])
+        return measuring.stats("", ledger, points, [])
 
 
 def _counts(ledger: EngineLedger) -> dict[str, int]:

@@ -53,7 +53,7 @@ class Deliveries:
             self._alert(transitions)
             _log_transitions(transitions)
             if self.otel is not None:
-                self.otel.tell(transitions)
+                self.otel.report(transitions)
             self._trace(self._watch.take_ended())
 
     def discard(self) -> None:

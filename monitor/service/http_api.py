@@ -119,7 +119,7 @@ def serve_last(app: FastAPI) -> None:
     @app.get("/api/{path:path}")
     async def no_such_api(path: str) -> Response:
         """Answer a wrong API path as JSON: the web app takes every path that is left."""
-        return JSONResponse({"detail": f"there is no /api/{path}; see /api/openapi.json"}, 404)
+        return JSONResponse({"detail": f"there is no /api/{path}: see /api/openapi.json"}, 404)
 
     @app.get("/docs/runbooks/{name}")
     async def runbook(name: str) -> Response:

@@ -80,7 +80,9 @@ class Reloader(threading.Thread):
         fixed = [key for key, value in loaded.fixed.items() if value != self._first.fixed[key]]
         restart_needed = sorted({*fixed, *self._service.apply(loaded.config)})
         if restart_needed:
-            logger.warning("the configuration was reloaded; after a restart only: %s", ", ".join(restart_needed))
+            logger.warning(
+                "the configuration was reloaded. These take effect after a restart: %s", ", ".join(restart_needed)
+            )
         else:
             logger.warning("the configuration was reloaded")
         self._view = ConfigurationView(

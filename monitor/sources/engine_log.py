@@ -90,7 +90,7 @@ FACT_SIGNS: Final = ("version", "engine (v", "tokens", "blocks", "Available KV",
 """Few lines of a log have any of these, and every fact above has one."""
 
 
-class _Told(NamedTuple):
+class _LogFact(NamedTuple):
     """A fact, before it is known what the engine is called. `rank` is None where it is every rank's."""
 
     position: str
@@ -124,7 +124,7 @@ class Log:
         """Yield samples in the order of the lines, then facts and events, and skip other lines. For a log that grows,
         call it again with the lines that follow: it searches them for no report in prose.
         """
-        told: list[_Told] = []
+        read: list[_LogFact] = []
         events: list[tuple[TextEvent, int | None, int | None]] = []
         last_position, read_until = "", 0
         source = iter(lines)
@@ -148,24 +148,24 @@ class Log:
                 self._front_end.line(text, position, at_ns)
                 rank = int(process[1]) if (process := PROCESS.search(line.text)) is not None else None
                 facts = list(self._facts(text))
-                told += [_Told(position, rank, name, value, at_ns) for name, value in facts]
+                read += [_LogFact(position, rank, name, value, at_ns) for name, value in facts]
                 joined, spaced = (text, text) if is_json else (line.joined, line.spaced)
                 for event in self.text_events.events(line, text, joined, spaced, bool(facts)):
                     self._restarted = self._restarted or event.name == "start_up"
-                    if event.name in RUN_ENDS and not event.told:
+                    if event.name in RUN_ENDS and not event.is_stated:
                         self._front_end.end_run()
                     events.append((event, rank, at_ns))
                 for state in self.text_events.states(line, text, joined, at_ns) if line.number > read_until else ():
                     yield from self._described(state, line.text)
-        for state in self.text_events.told_states() if not (self.stats_lines or grows) else ():
+        for state in self.text_events.stated_states() if not (self.stats_lines or grows) else ():
             yield from self._described(state, "")
         if last_position and self._last_stamp is not None:
-            told.append(_Told(last_position, None, "last_stamp", "", self._last_stamp))
-        told += [_Told(fact.position, None, *fact[:2], fact.at_ns) for fact in self._tail_facts()]
+            read.append(_LogFact(last_position, None, "last_stamp", "", self._last_stamp))
+        read += [_LogFact(fact.position, None, *fact[:2], fact.at_ns) for fact in self._tail_facts()]
         self._take_notes()
         if not grows:
             events += [(phrase, None, None) for phrase in self.text_events.phrases()]
-        yield from self._named(told)
+        yield from self._named(read)
         yield from self._named_events(events)
 
     def engine(self, rank: str | int = 0) -> str:
@@ -270,7 +270,7 @@ class Log:
         if self._stamps.without_zone:
             note = "its times have no zone and are taken to be UTC"
         elif self.stats_lines and self._last_stamp is None:
-            note = "its lines have no times; they are taken to be 10 s apart, as vLLM logs by default"
+            note = "its lines have no times. They are assumed to be 10 s apart, as vLLM logs by default"
         unknown = self.text_events.unknown_count
         if unknown and not self.stats_lines:
             shown = ", ".join(map(str, self.text_events.unknown_lines))
@@ -278,10 +278,10 @@ class Log:
         if note and note not in self.notes:
             self.notes.append(note)
 
-    def _named(self, told: Iterable[_Told]) -> Iterator[Fact]:
+    def _named(self, read: Iterable[_LogFact]) -> Iterator[Fact]:
         """Only at the end is it known what the engines are called, and which there are."""
         engines = self._engines or {self.engine(): 0}
-        for position, rank, name, value, at_ns in told:
+        for position, rank, name, value, at_ns in read:
             theirs = [engine for engine, of in engines.items() if rank in (None, of)]
             for engine in theirs or [self.engine(rank or 0)]:
                 yield Fact(engine, position, name, value, at_ns)
@@ -292,7 +292,7 @@ class Log:
         for event, rank, at_ns in events:
             theirs = next((engine for engine, of in engines.items() if of == rank), next(iter(engines)))
             position = f"{self.name}:{event.line}"
-            yield ReportedEvent(theirs, position, event.name, event.fields, event.quote, at_ns, event.told)
+            yield ReportedEvent(theirs, position, event.name, event.fields, event.quote, at_ns, event.is_stated)
 
 
 def _statistics(line: PastedLine, text: str) -> list[re.Match[str]]:

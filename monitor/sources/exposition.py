@@ -141,9 +141,9 @@ def address_of(url: str) -> httpx.URL:
     try:
         address = httpx.URL(url)
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise BadTarget(f"{shown(url)} is no address: {error}") from error
+        raise BadTarget(f"{shown(url)} is not an address: {error}") from error
     if address.scheme not in ("http", "https") or not address.host:
-        raise BadTarget(f"{shown(url)} is no address: one looks like http://127.0.0.1:8000")
+        raise BadTarget(f"{shown(url)} is not an address: one looks like http://127.0.0.1:8000")
     return address
 
 

@@ -138,7 +138,7 @@ class GuardedSource(Source):
         records = list(self._source.poll(POLL_WAIT_S))
         for record in records:
             if not isinstance(record, Record):
-                raise TypeError(f"poll returned a {type(record).__name__}, which is no record")
+                raise TypeError(f"poll returned a {type(record).__name__}, which is not a record")
         self._begin("status")
         reported = self._source.status()
         if not isinstance(reported, SourceStatus):

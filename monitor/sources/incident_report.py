@@ -70,7 +70,7 @@ LEAST_FALL: Final = 0.5
 """A share of the pool: a smaller fall between two values is no collapse."""
 
 
-class Told(NamedTuple):
+class StatedFact(NamedTuple):
     """A fact, and the line (from 1) that it was read on."""
 
     line: int
@@ -78,19 +78,21 @@ class Told(NamedTuple):
     value: int | float | str
 
 
-def told_in(lines: Iterable[str]) -> list[Told]:
+def stated_facts(lines: Iterable[str]) -> list[StatedFact]:
     """Return the facts in the lines of a report. A command that is broken by a backslash at the end of a line is
     one.
     """
-    told: list[Told] = []
+    facts: list[StatedFact] = []
     concurrencies: dict[int, int] = {}
     for number, line in _joined(lines):
         if (command := COMMAND.search(line)) is not None:
             flags = dict(FLAG.findall(line[command.end() :]))
             if command["serve"]:
-                told += [Told(number, name, value) for name, value in _served_arguments(line[command.end() :], flags)]
+                facts += [
+                    StatedFact(number, name, value) for name, value in _served_arguments(line[command.end() :], flags)
+                ]
             else:
-                told += [Told(number, name, value) for name, value in _load(flags)]
+                facts += [StatedFact(number, name, value) for name, value in _load(flags)]
             named = [flags[CONCURRENCY_FLAG]] if CONCURRENCY_FLAG in flags else []
         elif "tokens per request" in line:
             continue  # an engine's own line, of another concurrency
@@ -100,14 +102,14 @@ def told_in(lines: Iterable[str]) -> list[Told]:
             if isinstance(size := value_of(text), int) and size > 0:
                 concurrencies.setdefault(size, number)
         if NO_PREEMPTION.search(line):
-            told.append(Told(number, "preemptions_told", 0))
+            facts.append(StatedFact(number, "preemptions_told", 0))
         if (version := VERSION.search(line)) is not None:
-            told.append(Told(number, "version", version[1]))
+            facts.append(StatedFact(number, "version", version[1]))
         if ABOUT_CACHE.search(line):
-            told += [Told(number, name, value) for name, value in _shares(line)]
+            facts += [StatedFact(number, name, value) for name, value in _shares(line)]
     if concurrencies:
-        told.append(Told(min(concurrencies.values()), "load_concurrencies", ", ".join(map(str, concurrencies))))
-    return told
+        facts.append(StatedFact(min(concurrencies.values()), "load_concurrencies", ", ".join(map(str, concurrencies))))
+    return facts
 
 
 def _joined(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

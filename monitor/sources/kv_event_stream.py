@@ -42,7 +42,7 @@ class KvEndpoint(NamedTuple):
 
 def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
     """Return the publishers behind a vLLM's `/kv_event_sources`. Raises ContractError, saying what to do, and BadTarget
-    for what is no address.
+    for what is not an address.
     """
     address = address_of(url)
     try:
@@ -50,14 +50,14 @@ def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
             answer = client.get(address)
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise ContractError(
-                f"{shown(url)} answers 404 Not Found: this server does not tell where KV events are, as an older vLLM"
-                " may not (0.32 does). Name the stream itself: tcp://HOST:5557"
+                f"{shown(url)} answers 404 Not Found: this server does not name its KV events' address, as an older"
+                " vLLM may not (0.32 does). Name the stream itself: tcp://HOST:5557"
             )
         answer.raise_for_status()
         sources = msgspec.json.decode(answer.content, type=list[_AnnouncedEndpoint])
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         reason = describe_failure(error) if isinstance(error, httpx.HTTPError) else "its answer is of another form"
-        raise ContractError(f"{shown(url)}: it does not tell where KV events are: {shown(reason)}") from error
+        raise ContractError(f"{shown(url)}: it does not name the address of its KV events: {shown(reason)}") from error
     if not sources:
         raise ContractError(
             f"{shown(url)}: this engine publishes no KV events. It does with --kv-events-config"
@@ -97,7 +97,7 @@ def kv_endpoint_at(endpoint: str) -> KvEndpoint:
 class KvEventStream:
     """One publisher's batches, in their order: what it still has of the past first. One thread only.
 
-    Raises ContractError for what is no endpoint.
+    Raises ContractError for what is not an endpoint.
     """
 
     def __init__(self, publisher: KvEndpoint, clock: Clock = time) -> None:
@@ -110,7 +110,7 @@ class KvEventStream:
         self.replayed = 0
         self._clock = clock
         self._next = -1
-        self._heard = -1
+        self._last_sequence = -1
         """The last one published, apart from those of the past: it goes back when the engine restarts."""
         self._asked_for = 0
         self._waiting: list[tuple[int, bytes]] = []
@@ -127,7 +127,7 @@ class KvEventStream:
                 self._dealer.connect(publisher.replay)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ContractError(f"{publisher.events} is no endpoint to connect to: {error.strerror}") from error
+            raise ContractError(f"{publisher.events} is not an endpoint to connect to: {error.strerror}") from error
         self._poller = zmq.Poller()
         self._poller.register(self._sub, zmq.POLLIN)
         self._poller.register(self._dealer, zmq.POLLIN)
@@ -192,12 +192,12 @@ class KvEventStream:
     def _release(self, out: list[KvEvents]) -> None:
         """Release published batches. At a gap, ask once for the missing ones and wait for them."""
         for index, (sequence, payload) in enumerate(self._waiting):
-            restarted = sequence <= self._heard
+            restarted = sequence <= self._last_sequence
             if sequence > self._next >= 0 and not restarted and self.publisher.replay and self._asked_for != self._next:
                 self._ask(self._next)
                 del self._waiting[:index]
                 return
-            self._heard = sequence
+            self._last_sequence = sequence
             if restarted or sequence >= self._next:
                 self._place(sequence, payload, out, restarted)
         self._waiting.clear()
@@ -268,7 +268,7 @@ class KvEventSource(Source):
         return (
             f"{self._target}: no KV event came for {seconds:.0f} s, and no replay socket has any. They come only"
             " while requests run and prefix caching is on; an endpoint without * in it, or an address of an"
-            " interface, makes vLLM connect and not bind, and then nobody hears it"
+            " interface, makes vLLM connect instead of bind, and then no reader receives them"
         )
 
     def close(self) -> None:

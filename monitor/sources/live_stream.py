@@ -115,7 +115,7 @@ class LiveStream(Source):
         self._waiting: deque[Received] = deque()
         self._asked_ns = 0
         self._asked_for = -2
-        self._observed_ns = self._heard_ns = self._turned_ns = self._listening_ns = clock.monotonic_ns()
+        self._observed_ns = self._received_ns = self._turned_ns = self._listening_ns = clock.monotonic_ns()
         self._turned_at_ns = clock.time_ns()
         self._stack: tuple[Layer, str] | None = None
         self._newer: NewerVersion | None = None
@@ -124,7 +124,7 @@ class LiveStream(Source):
         self._connect()
 
     def _connect(self) -> None:
-        """Connect both sockets. Raises ContractError for what is no endpoint."""
+        """Connect both sockets. Raises ContractError for what is not an endpoint."""
         self._context = zmq.Context()
         self._context.linger = 0  # one that is collected unclosed must not wait for its peers
         try:
@@ -137,7 +137,7 @@ class LiveStream(Source):
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ContractError(
-                f"{self.events} is no endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
+                f"{self.events} is not an endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
             ) from error
         self._poller = zmq.Poller()
         self._poller.register(self._sub, zmq.POLLIN)
@@ -188,11 +188,11 @@ class LiveStream(Source):
 
     def explain_silence(self, seconds: float) -> str:
         """Explain what to check when no state came for `seconds`."""
-        heard = "it publishes, but its replay socket does not answer" if self.engine else "nothing was heard"
+        symptom = "it publishes, but its replay socket does not answer" if self.engine else "no message arrived"
         return (
-            f"{self.events}: {heard} for {seconds:.0f} s. Is the engine running, with its event stream at that"
-            f" address (--events {self.events})? A frozen process looks the same: ps -o stat= -p PID tells. vLLM's"
-            f" KV events come only while requests run; http://HOST:8000{SOURCES_PATH} tells where they are"
+            f"{self.events}: {symptom} for {seconds:.0f} s. Is the engine running, with its event stream at that"
+            f" address (--events {self.events})? A frozen process looks the same: check with ps -o stat= -p PID. vLLM's"
+            f" KV events come only while requests run: http://HOST:8000{SOURCES_PATH} has their address"
         )
 
     def receive(self, timeout_s: float = POLL_WAIT_S) -> list[Received]:
@@ -213,7 +213,7 @@ class LiveStream(Source):
         if self._is_listening(now, timeout_s) and not self._behind and now - self._observed_ns >= OBSERVE_NS:
             self._observed_ns = now
             out.append(self._added(Kind.OBSERVED, [self._clock.time_ns()]))
-            if now - self._heard_ns >= SILENT_NS and (stack := read_dump(stack_file(self.events))) != self._stack:
+            if now - self._received_ns >= SILENT_NS and (stack := read_dump(stack_file(self.events))) != self._stack:
                 self._stack = stack
                 if stack is not None:
                     out.append(self._added(Kind.STACK, [0, -1, 0, stack[0]], {STACK_TEXT: stack[1]}))
@@ -268,11 +268,11 @@ class LiveStream(Source):
         """Release a frame if it is the next one, or else keep it until its predecessors have come."""
         frame = received.frame
         now = self._clock.monotonic_ns()
-        if frame.epoch < self._epoch and not (now - self._heard_ns >= TAKEOVER_NS and is_alive(frame)):
+        if frame.epoch < self._epoch and not (now - self._received_ns >= TAKEOVER_NS and is_alive(frame)):
             return
         if frame.epoch != self._epoch:
             self._begin(frame)
-        self._heard_ns = now
+        self._received_ns = now
         if isinstance(frame, Keyframe):
             if self._next < 0 or frame.sequence == self._next - 1:
                 self._splice(received, out)
@@ -413,12 +413,12 @@ class LiveStream(Source):
 class DetectedStream(Source):
     """An event stream at an endpoint: kvscope's own, or vLLM's KV events. The first message shows which.
 
-    Raises ContractError for what is no endpoint.
+    Raises ContractError for what is not an endpoint.
     """
 
     def __init__(self, endpoint: str, options: SourceOptions) -> None:
         self._endpoint = endpoint
-        self.has_events = True  # until a message says otherwise
+        self.has_events = True  # until a message shows otherwise
         self._stream: LiveStream | KvEventSource = LiveStream(endpoint, known=options.known, unkept=options.unkept)
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:

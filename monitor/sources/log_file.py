@@ -25,7 +25,7 @@ from kvscope.monitor.errors import BadTarget
 from kvscope.monitor.events import limits
 from kvscope.monitor.events.samples import Fact, Record, ReportedEvent, Sample
 from kvscope.monitor.sources.engine_log import Log
-from kvscope.monitor.sources.incident_report import told_in
+from kvscope.monitor.sources.incident_report import stated_facts
 from kvscope.monitor.sources.log_inputs import LogInput, file_input
 from kvscope.monitor.sources.read_progress import ReadProgress
 from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
@@ -65,17 +65,17 @@ def read_prose(path: Path | LogInput, log: Log, records: Sequence[Record]) -> li
     Raises BadTarget if the file is gone.
     """
     try:
-        told = told_in(islice(lines_of(path, []), MAX_PROSE))
+        stated = stated_facts(islice(lines_of(path, []), MAX_PROSE))
     except OSError as error:
         raise BadTarget(f"{log.name}: cannot be read: {error}") from error
-    if not told:
+    if not stated:
         return list(records)
     before = log.engine()
-    log.name_by({name: value for _, name, value in told})
+    log.name_by({name: value for _, name, value in stated})
     engine = log.engine()
     return [
         *(msgspec.structs.replace(record, engine=engine) if record.engine == before else record for record in records),
-        *(Fact(engine, f"{log.name}:{line}", name, value) for line, name, value in told),
+        *(Fact(engine, f"{log.name}:{line}", name, value) for line, name, value in stated),
     ]
 
 

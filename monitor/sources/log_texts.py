@@ -1,4 +1,4 @@
-"""Several texts as one target, or one that is no file: standard input, a directory of logs, a zip of them."""
+"""Several texts as one target, or one that is not a file: standard input, a directory of logs, a zip of them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class BadPage(SourceError):
 class MetricsPage(Source):
     """The page at `url`, of one server and all its ranks. `timeout_s` bounds each scrape. One thread only.
 
-    Raises BadTarget if `url` is no address.
+    Raises BadTarget if `url` is not an address.
     """
 
     def __init__(self, url: str, timeout_s: float = 10.0, clock: Clock = time, every_s: float = EVERY_S) -> None:
@@ -129,16 +129,16 @@ class MetricsPage(Source):
         try:
             response = self._client.get(self._address)
             if not response.is_success:
-                said = f"{self.url} answers {status_text(response.status_code)}"
+                message = f"{self.url} answers {status_text(response.status_code)}"
                 if response.status_code == httpx.codes.NOT_FOUND:
-                    said += ": an engine's page is at http://HOST:PORT/metrics"
+                    message += ": an engine's page is at http://HOST:PORT/metrics"
                 if response.has_redirect_location:
-                    said += ": kvscope follows no redirect; give the address that it leads to"
-                raise BadPage(said)
+                    message += ": kvscope follows no redirects: give the address that it leads to"
+                raise BadPage(message)
         except httpx.TimeoutException as error:
             raise BadPage(
                 f"{self.url} did not answer within {self._timeout_s:g} s. A busy front end can take seconds for a"
-                " scrape: try a longer --timeout. A frozen one never answers: ps -o stat= -p PID tells"
+                " scrape: try a longer --timeout. A frozen one never answers: check with ps -o stat= -p PID"
             ) from error
         except BodyTooLong as error:
             raise BadPage(
@@ -174,7 +174,7 @@ class MetricsPage(Source):
                         put_bucket(buckets.setdefault(engine, {}), series.name, series.labels, series.value)
         except (ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise BadPage(
-                f"{self.url} is no metrics page that Prometheus could read: {type(error).__name__} in it"
+                f"{self.url} is not a metrics page that Prometheus could read: {type(error).__name__} in it"
             ) from error
         if not any(figures.values()):
             raise BadPage(f"{self.url}: {NONE_VALID if figures else NONE_KNOWN}")

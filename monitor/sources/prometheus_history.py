@@ -85,13 +85,13 @@ class _PrometheusAnswer(msgspec.Struct):
 def seconds(text: str) -> int:
     """`90s`, `30m`, `2h`, `1d12h` in seconds. Raises ValueError."""
     if not re.fullmatch(r"(\d{1,6}[smhdw])+", text):
-        raise ValueError(f"{text!r} is no length of time such as 30m, 2h or 1d12h")
+        raise ValueError(f"{text!r} is not a length of time such as 30m, 2h or 1d12h")
     return sum(int(number) * UNIT_SECONDS[unit] for number, unit in re.findall(r"(\d+)([smhdw])", text))
 
 
 class PrometheusHistory(Source):
     """The data of the server at `url` about engines: the latest two hours or the span that `select` names, or, when
-    followed, each sample as the server gets it. Raises BadTarget if `url` is no address.
+    followed, each sample as the server gets it. Raises BadTarget if `url` is not an address.
     """
 
     has_past = True
@@ -222,7 +222,7 @@ class PrometheusHistory(Source):
             records = sorted(self._new_records(series, bucket_series), key=lambda found: found[0])
         except (ValueError, ArithmeticError) as error:
             raise BadHistory(
-                f"{shown(self._url)} has a sample whose time or value is no number ({type(error).__name__})"
+                f"{shown(self._url)} has a sample whose time or value is not a number ({type(error).__name__})"
             ) from error
         if must_have and not records:
             raise BadHistory(
@@ -307,5 +307,5 @@ def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSer
         ) from error
     if answer.status != "success" or answer.data is None:
         kind = answer.error_type if answer.error_type in ERROR_TYPES else status_text(response.status_code)
-        raise BadHistory(f"{shown(url)} refuses the query ({kind}): its own log says why")
+        raise BadHistory(f"{shown(url)} refuses the query ({kind}): see its log for the reason")
     return answer.data.result

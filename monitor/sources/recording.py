@@ -186,7 +186,7 @@ class Bundle(Source):
         """Return an error that names the bundle: the folder that it is unpacked in is gone when it is read."""
         if isinstance(error, NewerVersion):
             return NewerVersion(f"{self._path}: {str(error).rpartition(f'{journal.SUFFIX}: ')[2]}")
-        return NotABundle(f"{self._path}: a file in its {EVENTS_FOLDER} is no segment of a kvscope journal")
+        return NotABundle(f"{self._path}: a file in its {EVENTS_FOLDER} is not a segment of a kvscope journal")
 
     def _opened(self) -> Recording:
         if self._recording is None:

@@ -344,7 +344,7 @@ _CODE_LINE: Final = re.compile(
 )
 
 
-class SaidPhrase(NamedTuple):
+class StatedPhrase(NamedTuple):
     """A concept, the line from 1 on that names it, and the words."""
 
     line: int
@@ -352,9 +352,9 @@ class SaidPhrase(NamedTuple):
     quote: str
 
 
-def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
+def stated_phrases(lines: Iterable[PastedLine]) -> list[StatedPhrase]:
     """Each concept that the prose among the lines names, where it does so first."""
-    found: dict[str, SaidPhrase] = {}
+    found: dict[str, StatedPhrase] = {}
     for starts, text in _paragraphs(lines):
         for concept, expression in phrase_expressions().items():
             if concept in found:
@@ -363,7 +363,7 @@ def said_phrases(lines: Iterable[PastedLine]) -> list[SaidPhrase]:
                 denied = (_is_denied_at_once if concept in _DENIES_ITSELF else _is_denied)(text, match)
                 if not denied and not (concept in _SUPPOSABLE and _is_supposed(text, match)):
                     line = next(number for offset, number in reversed(starts) if offset <= match.start())
-                    found[concept] = SaidPhrase(line, concept, " ".join(match[0].split())[:MOST_QUOTED_WORDS])
+                    found[concept] = StatedPhrase(line, concept, " ".join(match[0].split())[:MOST_QUOTED_WORDS])
                     break
     return list(found.values())
 

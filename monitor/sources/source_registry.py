@@ -73,17 +73,17 @@ def _no_source(target: str, _options: SourceOptions) -> Source:
 
 SOURCE_TYPES: Final[dict[TargetKind, SourceType]] = {
     TargetKind.STREAM: SourceType(
-        "tcp://HOST:PORT, ipc://PATH", "an engine's event stream, kvscope's; or vLLM's KV events", DetectedStream
+        "tcp://HOST:PORT, ipc://PATH", "an engine's event stream, or vLLM's KV events", DetectedStream
     ),
     TargetKind.KV_EVENTS: SourceType(
-        "http(s)://…/kv_event_sources", "a vLLM that tells where it publishes KV events", _kv_event_sources
+        "http(s)://…/kv_event_sources", "a vLLM that names the address of its KV events", _kv_event_sources
     ),
     TargetKind.METRICS: SourceType(
         "http(s)://HOST:PORT/metrics", "an engine's metrics page, vLLM's, SGLang's or kvscope's own", _metrics_page
     ),
     TargetKind.PROMETHEUS: SourceType(
         "prometheus+http(s)://…",
-        "what a Prometheus server stored of engines",
+        "what a Prometheus server stored about engines",
         lambda target, options: PrometheusHistory(target.removeprefix(PROMETHEUS_PREFIX), options),
     ),
     TargetKind.SERVICE: SourceType(
@@ -94,8 +94,8 @@ SOURCE_TYPES: Final[dict[TargetKind, SourceType]] = {
     ),
     TargetKind.LOG: SourceType(
         "FILE, -",
-        "an engine's log, plain or gzip; a report in prose; a directory or zip of them; - for standard input; one"
-        " segment of a recording; a support bundle",
+        "an engine's log (plain or gzip), a report in prose, a directory or zip of them, a segment of a recording,"
+        " a support bundle, or - for standard input",
         _log_source,
     ),
     TargetKind.BUNDLE: SourceType("", "", lambda target, options: Bundle(Path(target), options)),

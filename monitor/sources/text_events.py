@@ -17,7 +17,7 @@ from kvscope.monitor.sources.described_states import (
 from kvscope.monitor.sources.log_patterns import matched_lines
 from kvscope.monitor.sources.log_patterns.pattern import LineFields, MatchedLine
 from kvscope.monitor.sources.pasted_lines import PastedLine
-from kvscope.monitor.sources.report_phrases import said_phrases
+from kvscope.monitor.sources.report_phrases import stated_phrases
 
 MOST_REPORT_LINES: Final = 5_000
 """A longer text is a log: what looks like prose in it is some program's output."""
@@ -30,7 +30,7 @@ LOG_HEAD: Final = re.compile(
     r"|\[TensorRT-LLM\]\[\w{1,10}\]|\bERROR \w{1,40}\{"
 )
 """The text before an engine's message: its logger's head, or the exception's name."""
-SAID_PREFIX: Final = "said:"
+PHRASE_PREFIX: Final = "said:"
 """The prefix of the names of phrases."""
 METRIC_READ: Final = "metric_read"
 ABOUT_MEMORY: Final = re.compile(r"\bKV\b|kv[_-]?cache|\bblocks?\b|\bout of memory\b|\bpreempt|\bevict", re.IGNORECASE)
@@ -43,7 +43,7 @@ class TextEvent(NamedTuple):
     name: str
     fields: LineFields
     quote: str
-    told: bool = False
+    is_stated: bool = False
 
 
 class DescribedState(NamedTuple):
@@ -79,7 +79,7 @@ class TextEvents:
         self._lines = line.number
         self._first_line = self._first_line or line.number
         found = [
-            TextEvent(line.number, match.name, match.fields, match.quote, self._is_told(line, text, match))
+            TextEvent(line.number, match.name, match.fields, match.quote, self._is_stated(line, text, match))
             for match in matched_lines(text, joined, spaced)
         ]
         readings = [reading for reading in metric_readings(text) if reading.metric in KEPT_METRICS]
@@ -111,7 +111,7 @@ class TextEvents:
                 self._metrics_at = self._metrics_at or line.number
                 self._metrics[field] = max(reading.value, self._metrics.get(field, 0.0))
 
-    def told_states(self) -> Iterator[DescribedState]:
+    def stated_states(self) -> Iterator[DescribedState]:
         """Yield the states in prose or on a pasted page, for a text without statistics."""
         self._take_list()
         yield from self._told
@@ -124,7 +124,10 @@ class TextEvents:
         """
         if self._lines > MOST_REPORT_LINES:
             return []
-        return [TextEvent(said.line, SAID_PREFIX + said.concept, {}, said.quote) for said in said_phrases(self._prose)]
+        return [
+            TextEvent(phrase.line, PHRASE_PREFIX + phrase.concept, {}, phrase.quote)
+            for phrase in stated_phrases(self._prose)
+        ]
 
     def _list(self, number: int, listed: StateReading) -> None:
         """Take a line of a list that may go on."""
@@ -138,7 +141,7 @@ class TextEvents:
             self._told.append(DescribedState(self._listed_at, self._listed, ""))
         self._listed = {}
 
-    def _is_told(self, line: PastedLine, text: str, match: MatchedLine) -> bool:
+    def _is_stated(self, line: PastedLine, text: str, match: MatchedLine) -> bool:
         """Whether a sentence mentions it. A log's line may stand within one, with its level before it. A title that has
         the message's numbers is the message.
         """

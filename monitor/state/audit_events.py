@@ -115,7 +115,7 @@ def _compare_request(
     state: EngineState, record: RequestState | None, number: int, ids: list[int], texts: Mapping[int, str]
 ) -> None:
     if record is None:
-        state.anomaly("audit: a request that the books do not have", -1, number, texts.get(number, ""))
+        state.anomaly("audit: a request that is not in the ledger", -1, number, texts.get(number, ""))
     elif sorted(record.blocks) != sorted(ids):
         detail = f"{len(ids)} blocks in the engine's table, {len(record.blocks)} by the events"
         state.anomaly("audit: block table", -1, number, detail)

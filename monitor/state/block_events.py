@@ -213,7 +213,7 @@ def _fold_reclaimed(
 def _fold_pinned(
     state: EngineState, _group: int, _number: int, blocks: list[int], _args: list[int], _samples: ResidencySamples
 ) -> None:
-    """Add a holder that is no request: an owner outside all tables, announced by the event itself."""
+    """Add a holder that is not a request: an owner outside all tables, announced by the event itself."""
     for block in blocks:
         state.refs[block] += 1
         if state.refs[block] == 1:

@@ -368,7 +368,7 @@ class EngineState:
             if theirs not in (-1, ours):
                 fewer = theirs > ours if what == "used" else theirs < ours
                 name = FEWER_FREE if fewer else "counts"
-                self.anomaly(name, -1, -1, f"the engine counts {theirs} {what} blocks, the books {ours}")
+                self.anomaly(name, -1, -1, f"the engine counts {theirs} {what} blocks, the ledger {ours}")
 
     def defer(
         self, number: int, name: str, holder: int, fence: int, lease_deadline_ns: int, blocks: Iterable[int]

@@ -151,14 +151,14 @@ def _check_ranges(dump: _StateDump) -> None:
 def _check_owners(owner: list[int], dump: _StateDump) -> None:
     """Raise NotAFrame unless owners are numbers of requests, and former owners those or pins."""
     if min(owner, default=NO_REQUEST) < NO_REQUEST or min(chain(*dump.more.values()), default=0) < 0:
-        raise NotAFrame("a keyframe with an owner that is no request")
+        raise NotAFrame("a keyframe with an owner that is not a request")
     numbers = chain(
         *dump.detached.values(),
         (record.number for record in dump.requests),
         (deferral.request for deferral in dump.deferrals),
     )
     if min(numbers, default=0) < PINS:
-        raise NotAFrame("a keyframe with a former owner that is no request")
+        raise NotAFrame("a keyframe with a former owner that is not a request")
 
 
 def load_state(packed: memoryview) -> EngineState:

@@ -15,7 +15,7 @@ class ResidencySamples:
         self.taken_ns: list[int] = []
         # Blocks went out of use: since when each had been in use.
         self.used_since: list[int] = []
-        # Of these, blocks whose content stayed cached: their number, and when.
+        # Blocks of these whose content stayed cached: their number, and when.
         self.kept: list[int] = []
         self.kept_ns: list[int] = []
         # A prefix hit on a cached-idle block: idle since, until.

@@ -23,11 +23,11 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from kvscope.monitor.alerting.addresses import is_public
 from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig, NoSuchThing
 from kvscope.monitor.alerting.delivery import send
-from kvscope.monitor.alerting.message import Message, message_id, trouble_of
+from kvscope.monitor.alerting.message import Message, alerted_finding, message_id
 from kvscope.monitor.alerting.receivers.parse import receiver_of
 from kvscope.monitor.alerting.receivers.receiver import BadReceiver
 from kvscope.monitor.findings import Transition
-from tests.finding_transitions import Troubles, graver, leak
+from tests.finding_transitions import AlertMessages, graver, leak
 from tests.receiving import PATH, Answer, Server, until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8G"
@@ -48,7 +48,7 @@ def receive() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture(scope="module")
-def told() -> list[Transition]:
+def reported() -> list[Transition]:
     """A leak that fires and is resolved, and a warm cache that is told beside it."""
     found = leak()
     assert "held.prefix-cache" in {t.finding.judgement.code for t in found}
@@ -56,9 +56,9 @@ def told() -> list[Transition]:
 
 
 @pytest.fixture(scope="module")
-def transitions(told: list[Transition]) -> list[Transition]:
+def transitions(reported: list[Transition]) -> list[Transition]:
     """The leak's two."""
-    found = graver(told)
+    found = graver(reported)
     assert [(t.finding.judgement.code, t.to) for t in found] == [
         ("leak.finished-held", "firing"),
         ("leak.finished-held", "resolved"),
@@ -83,7 +83,7 @@ def states(alerts: Alerts) -> list[str]:
     return [one.state for one in reversed(alerts.view().deliveries)]
 
 
-def told_all(alerts: Alerts) -> None:
+def reported_all(alerts: Alerts) -> None:
     until(lambda: alerts.outbox.pending() == 0)
 
 
@@ -96,7 +96,7 @@ def test_each_transition_is_one_signed_message(receive: Callable[..., Server], t
     with sending(server.url, secret=SECRET) as alerts:
         alerts.put(transitions)
         alerts.put(transitions)  # told twice, sent once
-        told_all(alerts)
+        reported_all(alerts)
     fired = transitions[0].finding
     assert [got.headers["webhook-id"] for got in server.got] == identities(transitions)
     for got, to in zip(server.got, ("firing", "resolved"), strict=True):
@@ -120,7 +120,7 @@ def test_the_docs_show_what_a_message_holds(receive: Callable[..., Server], tran
     server = receive()
     with sending(server.url) as alerts:
         alerts.put(transitions[:1])
-        told_all(alerts)
+        reported_all(alerts)
     page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text()
     shown = json.loads(page.partition("```json\n")[2].partition("```")[0])
     sent = json.loads(server.got[0].body)
@@ -128,10 +128,10 @@ def test_the_docs_show_what_a_message_holds(receive: Callable[..., Server], tran
     assert list(shown["data"]["culprits"]) == list(sent["data"]["culprits"])
 
 
-def test_information_is_not_sent(told: list[Transition]) -> None:
+def test_information_is_not_sent(reported: list[Transition]) -> None:
     alerts = Alerts(AlertsConfig(("http://example.org/",)))
     try:
-        alerts.put([t for t in told if t.finding.severity == "info"])
+        alerts.put([t for t in reported if t.finding.severity == "info"])
         assert alerts.view().deliveries == []
     finally:
         alerts.close()
@@ -141,7 +141,7 @@ def test_without_a_secret_there_is_no_signature(receive: Callable[..., Server], 
     server = receive()
     with sending(server.url) as alerts:
         alerts.put(transitions)
-        told_all(alerts)
+        reported_all(alerts)
     assert "webhook-signature" not in server.got[0].headers
     assert "webhook-id" in server.got[0].headers
 
@@ -152,7 +152,7 @@ def test_the_same_id_on_every_try_and_the_end_after_the_beginning(
     server = receive((500, {}), (503, {}), (400, {}))
     with sending(server.url, secret=SECRET) as alerts:
         alerts.put(transitions)
-        told_all(alerts)
+        reported_all(alerts)
         assert states(alerts) == ["delivered"] * 2
         assert [one.tries for one in reversed(alerts.view().deliveries)] == [4, 1]
     fired, resolved = identities(transitions)
@@ -168,7 +168,7 @@ def test_it_ends_with_the_schedule_and_can_be_replayed(
     server = receive(*[(500, {})] * len(SOON))
     with sending(server.url) as alerts:
         alerts.put(transitions[:1])
-        told_all(alerts)
+        reported_all(alerts)
         assert len(server.got) == len(SOON)
         (given_up,) = alerts.view().deliveries
         assert (given_up.state, given_up.answer, given_up.tries) == ("given-up", "answered 500", len(SOON))
@@ -190,7 +190,7 @@ def test_retry_after_is_honoured_and_holds_for_the_whole_receiver(
         before = time.time()
         alerts.put(transitions[:1])
         until(lambda: alerts.view().receivers[0].paused_until)
-        alerts.put(Troubles().fire(1, "stuck.engine-stalled"))
+        alerts.put(AlertMessages().fire(1, "stuck.engine-stalled"))
         for sender in alerts._senders:
             sender.close()
         paused_until = datetime.fromisoformat(alerts.view().receivers[0].paused_until or "").timestamp()
@@ -344,7 +344,7 @@ def test_over_tls_it_is_the_name_that_is_certified(
         capture_output=True,
     )
     finding = transitions[0].finding
-    message = Message("msg_1", "firing", "", trouble_of(finding.report(), finding.id, "", "firing"))
+    message = Message("msg_1", "firing", "", alerted_finding(finding.report(), finding.id, "", "firing"))
     server = Server(tls=(certificate, key))
     try:
         receiver = receiver_of(f"https://localhost:{server.server_port}{PATH}", allow_private=True)
@@ -393,11 +393,11 @@ def test_no_log_record_holds_a_secret(
     server = receive((500, {}), (410, {}))
     with sending(server.url.replace("http://", "http://user:hunter2@"), secret=SECRET) as alerts:
         alerts.put(transitions[:1])
-        told_all(alerts)
-        said = caplog.text + repr(alerts.view())
+        reported_all(alerts)
+        stated = caplog.text + repr(alerts.view())
     assert len(caplog.records) >= 2
     for secret in (SECRET, SECRET.removeprefix("whsec_"), PATH, "hunter2"):
-        assert secret not in said
+        assert secret not in stated
     assert server.got[0].headers["authorization"] == "Basic " + b64encode(b"user:hunter2").decode()
 
 

@@ -12,7 +12,7 @@ from kvscope.monitor.alerting.alerts_client import AlertsClient
 from kvscope.monitor.cli import main
 from kvscope.monitor.doctor.report import CANNOT_TELL, FINDINGS, NOTHING, USAGE
 from kvscope.monitor.pipeline import Pipeline
-from tests.finding_transitions import Troubles
+from tests.finding_transitions import AlertMessages
 from tests.receiving import PATH, Server, until
 from tests.test_api import served
 
@@ -45,32 +45,32 @@ def test_from_the_command_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
-    def said(*arguments: str, code: int = NOTHING) -> str:
+    def stated(*arguments: str, code: int = NOTHING) -> str:
         assert main(["alerts", *arguments, "--url", url, "--token", TOKEN]) == code
         out, error = capsys.readouterr()
         return out + error
 
     name = alerts.receivers[0].name
-    assert said("test") == f"delivered  {name}  answered 204\n"
+    assert stated("test") == f"delivered  {name}  answered 204\n"
     receiver.answers = [(503, {})]
-    assert said("test", name, code=FINDINGS) == f"NOT delivered  {name}  answered 503\n"
-    assert "there is no receiver pager here; there are: " + name in said("test", "pager", code=USAGE)
-    assert said("silence", "code=stuck.*", "--for", "2h", "--comment", "[we] know") == "silence 1\n"
-    assert "NAME=PATTERN" in said("silence", "stuck.*", "--for", "2h", code=USAGE)
+    assert stated("test", name, code=FINDINGS) == f"NOT delivered  {name}  answered 503\n"
+    assert "there is no receiver pager here; there are: " + name in stated("test", "pager", code=USAGE)
+    assert stated("silence", "code=stuck.*", "--for", "2h", "--comment", "[we] know") == "silence 1\n"
+    assert "NAME=PATTERN" in stated("silence", "stuck.*", "--for", "2h", code=USAGE)
     receiver.answers = [(500, {})]
-    troubles = Troubles()
-    alerts.put(troubles.fire(1) + troubles.fire(1, "stuck.engine-stalled"))
+    received_alerts = AlertMessages()
+    alerts.put(received_alerts.fire(1) + received_alerts.fire(1, "stuck.engine-stalled"))
     until(lambda: alerts.outbox.pending() == 0)
-    shown = said("list")
+    shown = stated("list")
     for part in (name, "127.0.0.1", "leak.finished-held", "given-up", "silenced", "code=stuck.*", "[we] know"):
         assert part in shown
     assert PATH not in shown
     number = next(one.number for one in alerts.view().deliveries if one.state == "given-up")
-    assert said("replay", str(number)) == ""
+    assert stated("replay", str(number)) == ""
     until(lambda: {one.state for one in alerts.view().deliveries if one.kind != "test"} == {"delivered", "silenced"})
-    assert "no delivery 99" in said("replay", "99", code=USAGE)
-    assert said("unsilence", "1") == ""
-    assert "no silence 1" in said("unsilence", "1", code=USAGE)
+    assert "no delivery 99" in stated("replay", "99", code=USAGE)
+    assert stated("unsilence", "1") == ""
+    assert "no silence 1" in stated("unsilence", "1", code=USAGE)
     until(lambda: {one.state for one in alerts.view().deliveries if one.kind != "test"} == {"delivered"})
 
 
@@ -91,7 +91,7 @@ def test_a_silence_that_is_none_is_refused(url: str) -> None:
 
 def test_the_pages_buttons(url: str, alerts: Alerts, receiver: Server) -> None:
     """Each goes where its form says, as a browser would send it, and leads back to the page."""
-    alerts.put(Troubles().fire(1, explanation="<script>alert(1)</script>"))
+    alerts.put(AlertMessages().fire(1, explanation="<script>alert(1)</script>"))
     until(lambda: alerts.outbox.pending() == 0)
     with httpx.Client(base_url=url, headers={"Accept": "text/html"}, trust_env=False) as client:
         client.get(f"/metrics?token={TOKEN}")

@@ -83,10 +83,10 @@ class Receiver(Server):
     def handle_error(self, request: object, client_address: object) -> None:
         """Who asked was killed."""
 
-    def told(self, engine: str) -> list[tuple[str, str]]:
+    def reported(self, engine: str) -> list[tuple[str, str]]:
         """What it was told of an engine and took: (alert, kind), each once, in the order in which it first came."""
-        heard = [_data(got) for got in self.taken]
-        return list(dict.fromkeys((data["id"], data["state"]) for data in heard if data["engine"] == engine))
+        received = [_data(got) for got in self.taken]
+        return list(dict.fromkeys((data["id"], data["state"]) for data in received if data["engine"] == engine))
 
 
 def _data(got: Got) -> dict[str, str]:
@@ -112,7 +112,7 @@ def live(engine: Engine, receiver: Receiver, episodes: int, seed: int) -> None:
             time.sleep(rng.uniform(0, LOOK_AGAIN_S))
             engine.deaf = deaf
             wanted = 2 * episode + (1 if deaf else 2)
-            until(lambda wanted=wanted: len(receiver.told(engine.name)) >= wanted, 300)  # type: ignore[misc]
+            until(lambda wanted=wanted: len(receiver.reported(engine.name)) >= wanted, 300)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_each_transition_is_told_whenever_the_service_is_killed(
         def start() -> subprocess.Popen[bytes]:
             return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
-        lives = [
+        threads = [
             threading.Thread(target=live, args=(lab, receiver, episodes, number)) for number, lab in enumerate(labs)
         ]
-        for one in lives:
+        for one in threads:
             one.start()
         killed_sending = 0
         service = start()
@@ -158,12 +158,12 @@ def test_each_transition_is_told_whenever_the_service_is_killed(
                 service.kill()
                 service.wait()
                 service = start()
-            for one in lives:
+            for one in threads:
                 one.join()
         finally:
             service.kill()
             service.wait()
-            for one in lives:
+            for one in threads:
                 one.join()
 
     with capsys.disabled():
@@ -173,23 +173,23 @@ def test_each_transition_is_told_whenever_the_service_is_killed(
     for lab in labs:
         tries = [got for got in receiver.got if _data(got)["engine"] == lab.name]
         taken = [got for got in tries if got.status == 204]
-        told = receiver.told(lab.name)
-        alerts = list(dict.fromkeys(alert for alert, _ in told))
+        reported = receiver.reported(lab.name)
+        alerts = list(dict.fromkeys(alert for alert, _ in reported))
         wanted = [(alert, kind) for alert in alerts for kind in ("firing", "resolved")]
         disorder = 0
         for alert in alerts:
             kinds = [_data(got)["state"] for got in tries if _data(got)["id"] == alert]
             disorder += kinds != sorted(kinds)  # firing, however often, then resolved
-        for transition in told:
+        for transition in reported:
             ids = {got.headers["webhook-id"] for got in tries if (_data(got)["id"], _data(got)["state"]) == transition}
             identities[transition] = len(ids)
-        lost = 2 * episodes - len(told)
+        lost = 2 * episodes - len(reported)
         with capsys.disabled():
             print(
-                f"{lab.name:24}{len(told):>6}{lost:>6}{len(tries):>7}{len(tries) - len(taken):>9}"
-                f"{len(taken) - len(told):>13}{disorder:>14}"
+                f"{lab.name:24}{len(reported):>6}{lost:>6}{len(tries):>7}{len(tries) - len(taken):>9}"
+                f"{len(taken) - len(reported):>13}{disorder:>14}"
             )
-        assert told == wanted
+        assert reported == wanted
         assert (lost, disorder, len(alerts)) == (0, 0, episodes)
     assert set(identities.values()) == {1}
     every = {got.headers["webhook-id"] for got in receiver.got}

@@ -16,7 +16,7 @@ from standardwebhooks.webhooks import Webhook
 
 from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
 from tests.dashboards.programs import free_port
-from tests.finding_transitions import ENGINE, Troubles
+from tests.finding_transitions import ENGINE, AlertMessages
 from tests.receiving import PagerDuty, Server, slack, until
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -58,12 +58,12 @@ def test_pagerduty_opens_an_incident_and_resolves_it(fields: dict[str, Any]) -> 
     """It is triggered again, at a try that is answered too late or as a reminder, without another incident."""
     events = PagerDuty(KEY)
     engine = "e" * 2000 if fields else ENGINE
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     with (
         serving(check=events, answers=((500, {}), (429, {"retry-after": "0"}))) as server,
         sending(f"pagerduty+http://{KEY}@{server.address}") as alerts,
     ):
-        found = troubles.fire(1, engine=engine, **fields)
+        found = received_alerts.fire(1, engine=engine, **fields)
         alerts.put(found)
         assert states(alerts) == {"delivered"}
         (payload,) = events.open.values()
@@ -71,7 +71,7 @@ def test_pagerduty_opens_an_incident_and_resolves_it(fields: dict[str, Any]) -> 
         alerts.replay(alerts.view().deliveries[0].number)
         until(lambda: len(server.taken) == 2)
         assert events.opened == [found[0].finding.id]
-        alerts.put(troubles.end(2, engine))
+        alerts.put(received_alerts.end(2, engine))
         assert states(alerts) == {"delivered"}
         assert events.open == {}
         assert [one.delivered for one in alerts.test()] == [True]
@@ -86,7 +86,7 @@ def test_pagerduty_with_a_key_of_another_service_gives_up_at_once(caplog: pytest
         serving(check=PagerDuty(KEY[::-1])) as server,
         sending(f"pagerduty+http://{KEY}@{server.address}") as alerts,
     ):
-        alerts.put(Troubles().fire(1))
+        alerts.put(AlertMessages().fire(1))
         assert states(alerts) == {"given-up"}
         assert len(server.got) == 1
     assert KEY not in caplog.text
@@ -94,28 +94,28 @@ def test_pagerduty_with_a_key_of_another_service_gives_up_at_once(caplog: pytest
 
 @pytest.mark.parametrize("fields", [{}, HUGE], ids=["usual", "huge"])
 def test_slack_takes_the_blocks(fields: dict[str, Any]) -> None:
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     with serving(check=slack) as server, sending(f"slack+http://{server.address}/services/T0/B0/x") as alerts:
-        alerts.put(troubles.fire(1, "stuck.engine-stalled"))
-        alerts.put(troubles.fire(1, **fields))
-        alerts.put(troubles.end(9))
+        alerts.put(received_alerts.fire(1, "stuck.engine-stalled"))
+        alerts.put(received_alerts.fire(1, **fields))
+        alerts.put(received_alerts.end(9))
         assert states(alerts) == {"delivered"}
         assert [one.delivered for one in alerts.test()] == [True]
-        said = [json.loads(got.body) for got in server.got]
-    assert "Steps have stopped" in said[0]["text"]
-    assert said[0]["blocks"][-1]["elements"][0]["text"].startswith("stuck.engine-stalled · critical")
-    assert "also firing there: stuck.engine-stalled" in said[1]["blocks"][-1]["elements"][0]["text"]
-    assert "Resolved" in said[2]["text"]
+        stated = [json.loads(got.body) for got in server.got]
+    assert "Steps have stopped" in stated[0]["text"]
+    assert stated[0]["blocks"][-1]["elements"][0]["text"].startswith("stuck.engine-stalled · critical")
+    assert "also firing there: stuck.engine-stalled" in stated[1]["blocks"][-1]["elements"][0]["text"]
+    assert "Resolved" in stated[2]["text"]
     for got in server.got:
         assert "<" not in got.body  # what Slack would take for a link or a mention is escaped
     if fields:
-        assert "&lt;b&gt; &amp; more" in said[1]["blocks"][1]["text"]["text"]
+        assert "&lt;b&gt; &amp; more" in stated[1]["blocks"][1]["text"]["text"]
 
 
 @pytest.mark.parametrize("fields", [{}, HUGE], ids=["usual", "huge"])
 def test_a_webhook_is_signed_and_below_the_size_that_the_specification_asks_for(fields: dict[str, Any]) -> None:
     with serving() as server, sending(server.url, secret=SECRET) as alerts:
-        alerts.put(Troubles().fire(1, **fields))
+        alerts.put(AlertMessages().fire(1, **fields))
         assert states(alerts) == {"delivered"}
         (got,) = server.got
     assert Webhook(SECRET).verify(got.body, got.headers)["type"] == "kvscope.finding.firing"
@@ -172,11 +172,11 @@ def test_alertmanager_has_what_fires_and_lets_go_of_what_is_over(
     alertmanager: Callable[[], list[dict[str, Any]]],
 ) -> None:
     """One alert for each trouble, under the labels of the Prometheus rules; the same one again is no other."""
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     now_s = 1_790_000_000.0
     with sending(alertmanager.url) as alerts:  # type: ignore[attr-defined]
-        alerts.put(troubles.fire(now_s, since_ns=round((now_s - 60) * 1e9)))
-        alerts.put(troubles.fire(now_s, key="another"))
+        alerts.put(received_alerts.fire(now_s, since_ns=round((now_s - 60) * 1e9)))
+        alerts.put(received_alerts.fire(now_s, key="another"))
         assert states(alerts) == {"delivered"}
         until(lambda: len(alertmanager()) == 2)
         alerts.replay(alerts.view().deliveries[0].number)
@@ -193,7 +193,7 @@ def test_alertmanager_has_what_fires_and_lets_go_of_what_is_over(
         }
         assert plain["annotations"]["description"] == "because"
         assert plain["status"]["state"] == "active"
-        alerts.put(troubles.end(now_s + 60))
+        alerts.put(received_alerts.end(now_s + 60))
         assert states(alerts) == {"delivered"}
         until(lambda: alertmanager() == [])
         assert [one.delivered for one in alerts.test()] == [True]

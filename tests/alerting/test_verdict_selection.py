@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.alerting.message import trouble_of
+from kvscope.monitor.alerting.message import alerted_finding
 from kvscope.monitor.alerting.silences import BadSilence, silence
 from kvscope.monitor.alerting.verdict_selection import VerdictSelection
 from kvscope.monitor.detectors.judgement import Judgement, Verdict
@@ -55,9 +55,9 @@ def test_a_silence_over_likely_findings_ends_when_one_is_confirmed() -> None:
     held = silence(["verdict=likely"], 60, "", 0.0)
     selection = VerdictSelection()
     (fired,) = selection.select(findings.update(ENGINE, S, [judged("likely")]))
-    assert held.matches(trouble_of(fired.finding.report(), "a", "", "firing"))
+    assert held.matches(alerted_finding(fired.finding.report(), "a", "", "firing"))
     (again,) = selection.select(findings.update(ENGINE, 2 * S, [judged("confirmed")]))
     assert again.finding is fired.finding
-    assert not held.matches(trouble_of(again.finding.report(), "a", "", "firing"))
+    assert not held.matches(alerted_finding(again.finding.report(), "a", "", "firing"))
     with pytest.raises(BadSilence):
         silence(["certainty=likely"], 60, "", 0.0)

@@ -76,14 +76,14 @@ def test_a_preempted_request_says_for_whom_and_what_it_lost() -> None:
     first = scene.lab.arrive(24, max_tokens=30)
     second = scene.lab.arrive(24, max_tokens=30)
     scene.run_until_idle()
-    story = texts(of_request(scene, second.number))
+    history = texts(of_request(scene, second.number))
     lost = scene.ledger.request(second.id)
     assert lost is not None
     assert lost.preemptions == 1
-    preempted = next(text for text in story if text.startswith("preempted"))
+    preempted = next(text for text in history if text.startswith("preempted"))
     assert preempted.startswith(f"preempted (KV_BLOCKS) for {first.id}: releases ")
     assert preempted.endswith(f"loses {lost.tokens_lost} computed tokens")
-    after = story[story.index(preempted) + 1 :]
+    after = history[history.index(preempted) + 1 :]
     assert after[0].startswith("released ")
     assert after[0].endswith("(PREEMPTED)")
     assert after[1] == "queued at the front (PREEMPTED)"
@@ -106,8 +106,8 @@ def test_a_request_whose_free_is_deferred() -> None:
 
 def test_what_an_abort_left_ends_without_a_release() -> None:
     scene = unaccounted()
-    (struck,) = scene.lab.faults.on["leak.unaccounted"].struck
-    record = scene.ledger.request(struck)
+    (affected,) = scene.lab.faults.on["leak.unaccounted"].affected
+    record = scene.ledger.request(affected)
     assert record is not None
     assert texts(of_request(scene, record.number))[-1] == "finished: FINISHED_ABORTED"
 
@@ -165,11 +165,11 @@ def test_the_front_end_a_client_that_goes_and_the_watchdog() -> None:
     scene.say()
     lines = of_request(scene, 7)
     assert lines[0].text == "received at the front end, 12 prompt tokens"
-    told = {line.what: line for line in lines}
-    assert told["client_gone"].text == "the client closed the connection"
-    assert told["stalled"].text == "the engine's watchdog: no progress since step 0 (NONE)"
+    reported = {line.what: line for line in lines}
+    assert reported["client_gone"].text == "the client closed the connection"
+    assert reported["stalled"].text == "the engine's watchdog: no progress since step 0 (NONE)"
     # What other threads say carries its own time.
-    assert told["client_gone"].at_ns == told["stalled"].at_ns == gone_ns
+    assert reported["client_gone"].at_ns == reported["stalled"].at_ns == gone_ns
 
 
 def test_waits_for_something_outside_the_scheduler() -> None:

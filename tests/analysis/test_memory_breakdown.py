@@ -11,10 +11,10 @@ import pytest
 from kvscope.monitor.analysis.memory_breakdown import (
     GIB_B,
     HEADROOM,
-    Bill,
-    NoBill,
+    MeasuredMemory,
+    NoBreakdown,
     Suggestion,
-    bill_of,
+    breakdown_of,
     fit_requested,
     measured,
     over_requested,
@@ -41,13 +41,13 @@ def facts(*lines: str) -> list[Fact]:
     return [record for record in log.records(lines) if isinstance(record, Fact)]
 
 
-def bill(*lines: str) -> Bill:
-    return bill_of(facts(*lines))[0]
+def breakdown(*lines: str) -> MeasuredMemory:
+    return breakdown_of(facts(*lines))[0]
 
 
 def test_the_sums_of_the_seed_are_the_engines_own() -> None:
     """Printed by vLLM in https://github.com/vllm-project/vllm/pull/21489."""
-    seed = bill(SEED)
+    seed = breakdown(SEED)
     own = {words: int(size) for size, words in re.findall(r"memory=(\d+)` to (fit|fully)", SEED)}
     assert abs(fit_requested(seed).kv_cache_memory - own["fit"]) <= rounding(seed) == round(0.025 * GIB_B)
     assert abs(use_all(seed).kv_cache_memory - own["fully"]) <= rounding(seed)
@@ -58,24 +58,24 @@ def test_the_sums_of_the_seed_are_the_engines_own() -> None:
 
 
 def test_a_gib_more_of_weights_is_a_gib_less_of_kv() -> None:
-    seed, heavier = bill(SEED), bill(SEED.replace("8.58 GiB for weight", "9.58 GiB for weight"))
+    seed, heavier = breakdown(SEED), breakdown(SEED.replace("8.58 GiB for weight", "9.58 GiB for weight"))
     for suggested in (fit_requested, use_all):
         assert abs(suggested(seed).kv_cache_memory - suggested(heavier).kv_cache_memory - GIB_B) <= 1
 
 
 @pytest.mark.parametrize("text", [SEED, SINCE_27], ids=["0.10.2", "0.27"])
 def test_the_parts_add_up_to_the_device(text: str) -> None:
-    one = bill(text)
+    one = breakdown(text)
     named = parts(one)
     assert sum(named.values()) == one.device_total
     assert named.pop("left free") == one.device_total - sum(named.values()) > 0
-    unsaid = parts(bill(text.partition("Current kv")[0]))
+    unsaid = parts(breakdown(text.partition("Current kv")[0]))
     assert "KV cache" not in unsaid
     assert sum(unsaid.values()) == one.device_total
 
 
 def test_what_cannot_be_met_is_0_and_says_how_much_is_missing() -> None:
-    one = bill(SEED.replace("8.58 GiB for weight", "150.58 GiB for weight"))
+    one = breakdown(SEED.replace("8.58 GiB for weight", "150.58 GiB for weight"))
     short = one.without_kv + HEADROOM - one.requested
     assert fit_requested(one) == Suggestion(0, short)
     assert short > 0
@@ -83,26 +83,26 @@ def test_what_cannot_be_met_is_0_and_says_how_much_is_missing() -> None:
 
 
 def test_graphs_count_once_where_the_peak_of_activations_holds_their_estimate() -> None:
-    plain = bill(SINCE_27)
-    once, notes = bill_of(facts(RESERVED, ESTIMATE, SINCE_27))
+    plain = breakdown(SINCE_27)
+    once, notes = breakdown_of(facts(RESERVED, ESTIMATE, SINCE_27))
     estimate = round(0.36 * GIB_B)
     assert plain.activations - once.activations == estimate
     assert fit_requested(once).kv_cache_memory - fit_requested(plain).kv_cache_memory == estimate
     assert "once" in notes[0]
     # Not reserved, or more than the whole peak: then the peak does not hold it.
-    assert bill(ESTIMATE, SINCE_27) == plain
-    assert bill(RESERVED, ESTIMATE.replace("0.36", "0.86"), SINCE_27) == plain
+    assert breakdown(ESTIMATE, SINCE_27) == plain
+    assert breakdown(RESERVED, ESTIMATE.replace("0.36", "0.86"), SINCE_27) == plain
     # Before 0.27 the peak was printed without it.
-    assert bill(RESERVED, ESTIMATE, SEED) == bill(SEED)
-    assert "may hold" in bill_of(facts(SINCE_27))[1][0]
+    assert breakdown(RESERVED, ESTIMATE, SEED) == breakdown(SEED)
+    assert "may hold" in breakdown_of(facts(SINCE_27))[1][0]
 
 
 def test_the_last_of_several_bills_counts_whole() -> None:
     earlier = SEED.replace("8.58", "1.00")
-    last, notes = bill_of(facts(earlier, SINCE_27.partition(" Current")[0]))
+    last, notes = breakdown_of(facts(earlier, SINCE_27.partition(" Current")[0]))
     assert last.weights == round(56.89 * GIB_B)
     assert last.kv_cache is None, "what the earlier one said is not this one's"
-    assert "2 bills" in notes[-1]
+    assert "2 memory breakdowns" in notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_the_last_of_several_bills_counts_whole() -> None:
     ],
 )
 def test_what_a_bill_lacks_is_named(cut: str, missing: str) -> None:
-    with pytest.raises(NoBill) as found:
-        bill(re.sub(cut, "", SEED))
+    with pytest.raises(NoBreakdown) as found:
+        breakdown(re.sub(cut, "", SEED))
     if missing == "Free memory":  # which is what tells a bill from other lines
         assert missing in found.value.missing[0]
     else:

@@ -30,7 +30,7 @@ def batches(seed: int) -> list[Batch]:
     return [frame for frame in lab.frames if isinstance(frame, Batch)]
 
 
-def books(ledger: EngineLedger) -> tuple[object, ...]:
+def ledger_state(ledger: EngineLedger) -> tuple[object, ...]:
     """All that can be asked of it."""
     return (
         bytes(keyframe_codec.dump_state(ledger.state)),
@@ -43,31 +43,31 @@ def books(ledger: EngineLedger) -> tuple[object, ...]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("missing", [0, 1], ids=["whole", "damaged"])
 def test_it_goes_on_alike(seed: int, missing: int) -> None:
-    said = batches(seed)
-    half = len(said) // 2
-    ledger = EngineLedger(said[0].engine)
-    for batch in said[: half - 1 - missing] + said[half - 1 : half]:
+    stated = batches(seed)
+    half = len(stated) // 2
+    ledger = EngineLedger(stated[0].engine)
+    for batch in stated[: half - 1 - missing] + stated[half - 1 : half]:
         ledger.apply(batch)
     assert ledger.state.damaged == bool(missing)
-    then = books(ledger)
+    then = ledger_state(ledger)
     copied = fork(ledger)
-    assert books(copied) == then
-    for batch in said[half:]:
+    assert ledger_state(copied) == then
+    for batch in stated[half:]:
         copied.apply(batch)
-    assert books(ledger) == then
-    after = books(copied)
+    assert ledger_state(ledger) == then
+    after = ledger_state(copied)
     assert after != then
-    for batch in said[half:]:
+    for batch in stated[half:]:
         ledger.apply(batch)
-    assert books(ledger) == after
-    assert books(copied) == after
+    assert ledger_state(ledger) == after
+    assert ledger_state(copied) == after
 
 
 def test_one_that_nobody_needs_is_gone_at_once() -> None:
     """The columns of a million blocks do not wait for the garbage collector, which walks them all to find that out."""
-    said = batches(0)
-    ledger = EngineLedger(said[0].engine)
-    for batch in said:
+    stated = batches(0)
+    ledger = EngineLedger(stated[0].engine)
+    for batch in stated:
         ledger.apply(batch)
     gc.disable()
     try:
@@ -103,13 +103,13 @@ def requests_of(ledger: EngineLedger) -> set[int]:
 
 
 def test_a_copy_hands_out_what_ends_in_it() -> None:
-    said = batches(seed=0)
+    stated = batches(seed=0)
     ledger = EngineLedger("lab@127.0.0.1:0/0")
-    for batch in said[:40]:
+    for batch in stated[:40]:
         ledger.apply(batch)
     copied = fork(ledger)
     ledger.take_just_finished()
-    for batch in said[40:]:
+    for batch in stated[40:]:
         ledger.apply(batch)
         copied.apply(batch)
     numbers = [record.number for record in ledger.take_just_finished()]

@@ -43,13 +43,13 @@ def test_every_window_adds_up_to_the_engines_own_counts() -> None:
     taken = freed = 0
     for tenth in range(10):
         at = first + (2 * tenth + 1) * (last - first) // 20
-        told = usage_drop(ledger, at, (last - first) / 1e10)
+        reported = usage_drop(ledger, at, (last - first) / 1e10)
         half = round((last - first) / 20)
-        assert told.is_complete
-        assert told.unexplained_blocks == 0
-        assert told.used_after == used_at(ledger, at + half)
-        taken += told.allocated
-        freed += sum(one.blocks for one in told.freed)
+        assert reported.is_complete
+        assert reported.unexplained_blocks == 0
+        assert reported.used_after == used_at(ledger, at + half)
+        taken += reported.allocated
+        freed += sum(one.blocks for one in reported.freed)
     assert taken
     assert taken - freed == used_at(ledger, last)
 
@@ -57,17 +57,17 @@ def test_every_window_adds_up_to_the_engines_own_counts() -> None:
 def test_all_that_was_released_in_a_life_is_in_it_by_its_reason() -> None:
     ledger = churn().ledger
     seconds = 2 * (ledger.now_ns - ledger.recent[0].wall_ns) / 1e9 + 2
-    told = usage_drop(ledger, ledger.now_ns, seconds)
+    reported = usage_drop(ledger, ledger.now_ns, seconds)
     totals = ledger.state.totals
     released = {Release(reason).name: count for reason, count in totals.released.items()}
-    assert {one.reason: one.blocks + one.references_released for one in told.freed} == released
-    assert any(one.references_released for one in told.freed)
-    assert told.preemptions == sum(totals.preemptions.values()) == len(told.preempted)
-    assert sum(one.tokens_lost for one in told.preempted) == totals.tokens_lost > 0
-    assert told.finished == sum(totals.finished.values())
-    assert told.work.steps == totals.steps
-    assert Counter(told.work.limits).total() == totals.steps
-    assert told.work.output_tokens == ledger.points[-1].output_tokens
+    assert {one.reason: one.blocks + one.references_released for one in reported.freed} == released
+    assert any(one.references_released for one in reported.freed)
+    assert reported.preemptions == sum(totals.preemptions.values()) == len(reported.preempted)
+    assert sum(one.tokens_lost for one in reported.preempted) == totals.tokens_lost > 0
+    assert reported.finished == sum(totals.finished.values())
+    assert reported.work.steps == totals.steps
+    assert Counter(reported.work.limits).total() == totals.steps
+    assert reported.work.output_tokens == ledger.points[-1].output_tokens
 
 
 def test_lockstep_is_told_from_preemption() -> None:
@@ -80,9 +80,9 @@ def test_lockstep_is_told_from_preemption() -> None:
     assert together.lowest.used < together.highest.used / 2
     assert together.freed_in_drop["FINISHED"] >= together.highest.used - together.lowest.used
     ledger = preempt_all().ledger
-    told = usage_drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
-    assert told.freed[0].reason == "PREEMPTED"
-    assert told.preemptions == sum(ledger.state.totals.preemptions.values())
+    reported = usage_drop(ledger, steepest_fall(ledger.points, 4.0), 4.0)
+    assert reported.freed[0].reason == "PREEMPTED"
+    assert reported.preemptions == sum(ledger.state.totals.preemptions.values())
 
 
 def test_a_loss_is_seen_in_the_sum() -> None:
@@ -131,5 +131,5 @@ def test_times() -> None:
     assert moment("12:00:01", near) == near - 86_399 * S  # yesterday's
     assert moment("2026-03-01T13:00:00+01:00", 0) == moment("2026-03-01T12:00:00", 0) == near
     for wrong in ("", "noon", "25:00:00", "12:61:00", "2026-13-01T00:00:00"):
-        with pytest.raises(ValueError, match="is no time"):
+        with pytest.raises(ValueError, match="is not a time"):
             moment(wrong, near)

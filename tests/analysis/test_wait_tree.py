@@ -87,5 +87,5 @@ def test_a_place_and_blocks_that_nobody_owns() -> None:
     leaky = unaccounted()
     leaky.lab.arrive(200, max_tokens=4, name="late")
     leaky.steps(20)
-    nobody = [one for one in roots(tree_of(leaky.ledger, "late")) if "UNACCOUNTED" in one.text]
-    assert [one.blocks for one in nobody] == [leaky.ledger.balance().unaccounted]
+    unexplained = [one for one in roots(tree_of(leaky.ledger, "late")) if "UNACCOUNTED" in one.text]
+    assert [one.blocks for one in unexplained] == [leaky.ledger.balance().unaccounted]

@@ -26,7 +26,7 @@ from kvscope.monitor.errors import ContractError
 from kvscope.monitor.events import limits
 from kvscope.monitor.findings import Findings
 from tests.detectors.scenes import finished_held
-from tests.finding_transitions import Troubles, leak
+from tests.finding_transitions import AlertMessages, leak
 
 
 def points() -> list[PointMessage]:
@@ -74,7 +74,7 @@ def test_anything_else_is_a_clear_error(payload: bytes) -> None:
 
 def test_a_message_is_cut_to_what_the_bus_takes() -> None:
     many = tuple(f"request-{number}-{'x' * 900}" for number in range(2_000))
-    (fired,) = Troubles().fire(1, requests=many, explanation="e" * 100_000)
+    (fired,) = AlertMessages().fire(1, requests=many, explanation="e" * 100_000)
     payload = encode_message(finding_message(fired, "a"))
     assert len(payload) <= limits.BUS_PAYLOAD_BYTES
     received = decode_message("finding", payload)
@@ -117,10 +117,10 @@ def test_what_a_tenant_may_do_names_no_other_tenant_and_creates_no_stream() -> N
         ({"urls": ("nats://user:secret@127.0.0.1",)}, "--nats-creds"),
         ({"urls": ("nats://nats.example:4222",)}, "use tls://"),
         ({"urls": ("tls://nats.example:4222",)}, "--nats-creds FILE"),
-        ({"tenant": "Team A"}, "no name of a tenant"),
-        ({"tenant": "a" * 33}, "no name of a tenant"),
+        ({"tenant": "Team A"}, "not a tenant's name"),
+        ({"tenant": "a" * 33}, "not a tenant's name"),
         ({"agent": "\n"}, "--nats-agent"),
-        ({"credentials": Path("/nowhere")}, "--nats-creds /nowhere is no file"),
+        ({"credentials": Path("/nowhere")}, "--nats-creds /nowhere is not a file"),
         ({"tls_cert": Path(__file__)}, "belong together"),
     ],
 )
@@ -133,11 +133,11 @@ def test_a_configuration_that_cannot_work_is_refused(fields: dict[str, object], 
 def test_a_finding_that_is_expected_neither_fires_anew_nor_ends_before_its_time() -> None:
     """What a takeover rests on, in virtual time."""
     second = 1_000_000_000
-    troubles = Troubles()
-    (fired,) = troubles.fire(100)
+    received_alerts = AlertMessages()
+    (fired,) = received_alerts.fire(100)
     taken = decode_message("finding", encode_message(finding_message(fired, "a")))
     assert isinstance(taken, FindingMessage)
-    here = Troubles()
+    here = AlertMessages()
     here.findings.expect(fired.finding.judgement.engine, [taken.transition.finding()], 110 * second)
     assert here.findings.update(fired.finding.judgement.engine, 120 * second, []) == []
     assert [each.id for each in here.findings.firing()] == [fired.finding.id]

@@ -133,11 +133,11 @@ def test_an_answer_goes_to_a_reader_of_the_tenant_and_nowhere_else(server: NatsS
 
     async def ask_for_elsewhere(streams: JetStreamContext) -> int:
         client: Client = streams._nc
-        heard = await client.subscribe("kvscope.v1.default.point.>")
+        received = await client.subscribe("kvscope.v1.default.point.>")
         subject = question_subject("default", "agent")
         await client.publish(subject, asked, reply="kvscope.v1.default.point.forged")
         try:
-            await heard.next_msg(timeout=0.5)
+            await received.next_msg(timeout=0.5)
         except NatsTimeout:
             return 0
         return 1

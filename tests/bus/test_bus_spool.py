@@ -10,17 +10,17 @@ import pytest
 from kvscope.monitor.bus.bus_messages import AnnotationMessage, finding_message
 from kvscope.monitor.bus.bus_spool import BusSpool
 from tests.bus.test_bus_messages import points
-from tests.finding_transitions import ENGINE, Troubles
+from tests.finding_transitions import ENGINE, AlertMessages
 
 
 def test_a_transition_waits_once_over_restarts_until_it_is_sent(tmp_path: Path) -> None:
-    troubles = Troubles()
-    told = [finding_message(each, "a") for each in troubles.fire(1) + troubles.end(9)]
+    received_alerts = AlertMessages()
+    reported = [finding_message(each, "a") for each in received_alerts.fire(1) + received_alerts.end(9)]
     path = tmp_path / "bus.sqlite"
     for _ in range(2):
         spool = BusSpool(path, "default")
-        spool.put(told)
-        assert [each.id for each in spool.batch(10)] == [each.id for each in told]
+        spool.put(reported)
+        assert [each.id for each in spool.batch(10)] == [each.id for each in reported]
         spool.close()
     spool = BusSpool(path, "default")
     assert spool.messages == 2
@@ -31,16 +31,16 @@ def test_a_transition_waits_once_over_restarts_until_it_is_sent(tmp_path: Path) 
 
 
 def test_a_finding_that_is_open_on_the_bus_does_not_fire_there_again(tmp_path: Path) -> None:
-    troubles = Troubles()
-    (fired,) = troubles.fire(1)
+    received_alerts = AlertMessages()
+    (fired,) = received_alerts.fire(1)
     spool = BusSpool(tmp_path / "bus.sqlite", "default")
     spool.put([finding_message(fired, "a")])
     spool.close()
     spool = BusSpool(tmp_path / "bus.sqlite", "default")  # and after a restart it is judged anew
     spool.put([finding_message(fired._replace(at_ns=fired.at_ns + 5), "a")])
     assert len(spool.batch(10)) == 1
-    (ended,) = troubles.end(9)
-    (anew,) = troubles.fire(20)
+    (ended,) = received_alerts.end(9)
+    (anew,) = received_alerts.fire(20)
     spool.put([finding_message(ended, "a"), finding_message(anew, "a")])
     assert len(spool.batch(10)) == 3
     spool.close()
@@ -53,8 +53,8 @@ def test_a_finding_that_is_open_on_the_bus_does_not_fire_there_again(tmp_path: P
 
 def test_beyond_its_bound_the_oldest_points_go_first_and_each_loss_is_counted() -> None:
     (point,) = points()
-    troubles = Troubles()
-    fired = [finding_message(each, "a") for each in troubles.fire(1)]
+    received_alerts = AlertMessages()
+    fired = [finding_message(each, "a") for each in received_alerts.fire(1)]
     spool = BusSpool(None, "default", most_bytes=20_000)
     spool.put(fired)
     spool.put([type(point)(id=str(n), agent="a", at_ns=n, engine=point.engine, open=[]) for n in range(100)])
@@ -74,15 +74,15 @@ def test_beyond_its_bound_the_oldest_points_go_first_and_each_loss_is_counted() 
 
 
 def test_what_was_found_without_a_lease_is_confirmed_or_given_up() -> None:
-    troubles = Troubles()
-    first, second = troubles.fire(1), troubles.fire(2, "stuck.zero-token")
+    received_alerts = AlertMessages()
+    first, second = received_alerts.fire(1), received_alerts.fire(2, "stuck.zero-token")
     spool = BusSpool(None, "default")
     spool.put([finding_message(*first, "a")])
     spool.put([finding_message(*second, "a")], is_sure=False)
     assert len(spool.batch(10)) == 1
     spool.confirm(ENGINE)
     assert len(spool.batch(10)) == 2
-    (third,) = troubles.fire(3, "collapse.prefix-hits")
+    (third,) = received_alerts.fire(3, "collapse.prefix-hits")
     spool.put([finding_message(third, "a")], is_sure=False)
     assert spool.discard(ENGINE) == 1
     assert len(spool.batch(10)) == 2
@@ -91,7 +91,7 @@ def test_what_was_found_without_a_lease_is_confirmed_or_given_up() -> None:
 
 
 def test_a_spool_that_cannot_be_written_keeps_nothing_of_it(tmp_path: Path) -> None:
-    (fired,) = Troubles().fire(1)
+    (fired,) = AlertMessages().fire(1)
     spool = BusSpool(tmp_path / "bus.sqlite", "default")
     spool.database.execute("PRAGMA max_page_count = 8")
     big = AnnotationMessage(id="n", agent="a", at_ns=1, engine=ENGINE, kind="gap", text="x" * 100_000)

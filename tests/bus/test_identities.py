@@ -18,7 +18,7 @@ from kvscope.monitor.errors import CannotTell
 from kvscope.monitor.pipeline import Pipeline
 from tests.bus.identities import Authority, Operator, server_tls
 from tests.bus.nats_servers import NatsServer, one_server, set_up, stored_findings
-from tests.finding_transitions import Troubles
+from tests.finding_transitions import AlertMessages
 from tests.test_service import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
@@ -54,7 +54,7 @@ def test_transitions_travel_over_tls_with_a_client_certificate(tmp_path: Path, a
         config = over_tls(server, authority, authority.issue("agent"))
         set_up(config)
         with linked(config) as link:
-            link.put(Troubles().fire(1))
+            link.put(AlertMessages().fire(1))
             until(lambda: link.spool.messages == 0, "all is sent")
         assert len(stored_findings(config)) == 1
         stranger = Authority(tmp_path, "stranger")
@@ -82,9 +82,9 @@ def test_an_expired_certificate_is_named_and_its_renewal_needs_no_restart(
     settings = server_tls(authority, "server", HOST, days=-1 if expired == "server" else 90)
     with one_server(tmp_path / "nats", settings) as server:
         pair = authority.issue("agent", days=-1 if expired == "agent" else 90)
-        troubles = Troubles()
+        received_alerts = AlertMessages()
         with linked(over_tls(server, authority, pair), tmp_path / "bus.sqlite") as link:
-            link.put(troubles.fire(1))
+            link.put(received_alerts.fire(1))
             until(lambda: "expired" in link.figures().error, "the reason is shown")
             assert link.spool.messages == 1
             authority.issue("agent")  # to the same files
@@ -93,7 +93,7 @@ def test_an_expired_certificate_is_named_and_its_renewal_needs_no_restart(
                 server.kill()
                 server.start()
             set_up(over_tls(server, authority, pair))
-            link.put(troubles.end(9))
+            link.put(received_alerts.end(9))
             until(lambda: link.spool.messages == 0 and not link.figures().error, "all is sent")
         stored = stored_findings(over_tls(server, authority, pair))
         assert [each.transition.to for each in stored] == ["firing", "resolved"]
@@ -115,7 +115,7 @@ def test_credentials_of_an_account_see_that_accounts_tenant_and_nothing_else(tmp
             set_up(with_creds(server, admin, tenant))
             config = with_creds(server, operator.credentials(tenant, tenant, permissions_of(tenant)), tenant)
             with linked(config) as link:
-                link.put(Troubles().fire(1, engine=f"{tenant}-engine"))
+                link.put(AlertMessages().fire(1, engine=f"{tenant}-engine"))
                 until(lambda link=link: link.spool.messages == 0, "all is sent")  # type: ignore[misc]
             (seen,) = read_fleet(config).open_findings()
             assert seen.judgement.engine == f"{tenant}-engine"
@@ -135,12 +135,12 @@ def test_credentials_that_expire_are_read_anew_once_they_are_renewed(tmp_path: P
         set_up(admin)
         allowed = permissions_of("team-a")
         config = with_creds(server, operator.credentials("team-a", "agent", allowed, seconds=4))
-        troubles = Troubles()
+        received_alerts = AlertMessages()
         with linked(config, tmp_path / "bus.sqlite") as link:
-            link.put(troubles.fire(1))
+            link.put(received_alerts.fire(1))
             until(lambda: link.spool.messages == 0, "all is sent")
             until(lambda: not link.is_connected, "the credentials have expired")
-            link.put(troubles.end(9))
+            link.put(received_alerts.end(9))
             until(lambda: "uthori" in link.figures().error or "expired" in link.figures().error, "the reason is shown")
             operator.credentials("team-a", "agent", allowed)  # to the same file
             until(lambda: link.spool.messages == 0 and not link.figures().error, "all is sent")

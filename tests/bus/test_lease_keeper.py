@@ -11,7 +11,7 @@ from kvscope.monitor.bus.bus_link import BusLink
 from kvscope.monitor.bus.open_findings import LeftBehind
 from kvscope.monitor.pipeline import Pipeline
 from tests.bus.nats_servers import bus_config_of, one_server, set_up, stored_findings
-from tests.finding_transitions import ENGINE, Troubles
+from tests.finding_transitions import ENGINE, AlertMessages
 from tests.test_service import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
@@ -48,7 +48,7 @@ def test_what_is_found_before_the_engine_is_known_to_be_ones_own_is_sent_after_t
         link.start()
         try:
             until(lambda: share.reads, "the lease is held")
-            link.put(Troubles().fire(1))
+            link.put(AlertMessages().fire(1))
             assert link.spool.holds_back()
             assert stored_findings(config) == []
             share.found = True

@@ -35,7 +35,7 @@ from tests.bus.nats_servers import (
     with_client,
 )
 from tests.detectors.scenes import finished_held
-from tests.finding_transitions import ENGINE, Troubles
+from tests.finding_transitions import ENGINE, AlertMessages
 from tests.test_service import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
@@ -84,7 +84,7 @@ def test_points_and_transitions_arrive_once_and_a_reader_folds_them(server: Nats
 def test_a_transition_that_is_sent_again_much_later_is_stored_once(server: NatsServer) -> None:
     config = bus_config_of([server], tenant="again")
     set_up(config)
-    (fired,) = Troubles().fire(1)
+    (fired,) = AlertMessages().fire(1)
     message = finding_message(fired, "a")
     subject = subject_of("again", "finding", ENGINE, message.id)
 
@@ -132,14 +132,14 @@ def test_a_message_in_flight_is_not_taken_for_stored(tmp_path: Path) -> None:
 
 
 def test_what_is_found_while_nats_is_away_arrives_later_and_is_shown_meanwhile(tmp_path: Path) -> None:
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     with one_server(tmp_path / "nats") as server:
         config = bus_config_of([server])
         set_up(config)
         server.kill()
         link = BusLink(config, Pipeline(), tmp_path / "data" / "bus.sqlite")
         link.start()
-        link.put(troubles.fire(1))
+        link.put(received_alerts.fire(1))
         time.sleep(0.5)
         figures = link.figures()
         assert not figures.connected
@@ -149,7 +149,7 @@ def test_what_is_found_while_nats_is_away_arrives_later_and_is_shown_meanwhile(t
         link.stop()  # and a restart of the service keeps it
         link = BusLink(config, Pipeline(), tmp_path / "data" / "bus.sqlite")
         link.start()
-        link.put(troubles.end(9))
+        link.put(received_alerts.end(9))
         server.start()
         until(lambda: link.spool.messages == 0 and not link.figures().error, "all is sent")
         assert link.figures().connected
@@ -163,8 +163,8 @@ def test_a_full_stream_refuses_and_says_so_and_nothing_is_lost(server: NatsServe
     link = BusLink(config, Pipeline())
     link.start()
     try:
-        troubles = Troubles()
-        fired = [each for n in range(60) for each in troubles.fire(1, key=str(n), explanation="e" * 500)]
+        received_alerts = AlertMessages()
+        fired = [each for n in range(60) for each in received_alerts.fire(1, key=str(n), explanation="e" * 500)]
         fired = [each for each in fired if each.to == "firing"]
         link.put(fired)
         until(lambda: "is full" in link.figures().error, "the full stream is shown")
@@ -185,7 +185,7 @@ def test_without_streams_the_remedy_is_named_and_later_messages_arrive(server: N
     link = BusLink(config, Pipeline())
     link.start()
     try:
-        link.put(Troubles().fire(1))
+        link.put(AlertMessages().fire(1))
         until(lambda: "monitor bus setup" in link.figures().error, "the missing stream is shown")
         set_up(config)
         until(lambda: link.spool.messages == 0, "all is sent")
@@ -233,7 +233,7 @@ def test_a_tenants_credentials_see_its_subjects_and_nothing_else(tmp_path: Path)
             config = bus_config_of([server], tenant=tenant, credentials=keys[tenant][0])
             link = BusLink(config, Pipeline())
             link.start()
-            link.put(Troubles().fire(1, engine=f"{tenant}-engine"))
+            link.put(AlertMessages().fire(1, engine=f"{tenant}-engine"))
             until(lambda link=link: link.spool.messages == 0, "all is sent")  # type: ignore[misc]
             link.stop()
             (seen,) = read_fleet(config).open_findings()

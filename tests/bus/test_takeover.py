@@ -32,7 +32,7 @@ from tests.bus.nats_servers import (
     three_servers,
 )
 from tests.dashboards.programs import running
-from tests.finding_transitions import Troubles
+from tests.finding_transitions import AlertMessages
 from tests.test_service import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
@@ -160,7 +160,7 @@ def test_every_transition_is_stored_once_while_servers_die_and_hang(tmp_path: Pa
 
 def sent_during_faults(link: BusLink, servers: list[NatsServer]) -> list[str]:
     """The ids of what was handed to a link while servers died and hung."""
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     drawn = random.Random(7)
     sent: list[str] = []
     waits = []
@@ -170,9 +170,9 @@ def sent_during_faults(link: BusLink, servers: list[NatsServer]) -> list[str]:
         victim.kill() if fault == "kill" else victim.pause()
         while time.monotonic() - began_s < 8:
             second = 20 * (len(sent) + 1)
-            told = troubles.fire(second) + troubles.end(second + 5)
-            link.put(told)
-            sent += [finding_message(each, "").id for each in told]
+            reported = received_alerts.fire(second) + received_alerts.end(second + 5)
+            link.put(reported)
+            sent += [finding_message(each, "").id for each in reported]
             time.sleep(0.05)
         victim.start() if fault == "kill" else victim.resume()
         until(lambda: link.spool.messages == 0, "all is sent")

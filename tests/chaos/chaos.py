@@ -60,7 +60,7 @@ class ChaosRound(msgspec.Struct):
     details: list[str]
     noticed_s: list[float | None]
     """For each fault: -1 if it was not noticed, None where it hides nothing or an earlier one is still reported."""
-    trouble: str
+    incident: str
     problems: list[str]
     repeated: int
     seconds: float
@@ -225,7 +225,7 @@ def line_of(done: ChaosRound) -> str:
         seconds = "" if noticed is None else " not noticed" if noticed < 0 else f" noticed after {noticed:.1f} s"
         parts.append(f"{fault}{f' ({detail})' if detail else ''}{seconds}")
     verdict = "; ".join(done.problems) or "held"
-    return f"{done.number:4}  {' + '.join(parts)}; trouble of {done.trouble}: {verdict} ({done.seconds:.0f} s)"
+    return f"{done.number:4}  {' + '.join(parts)}; incident of {done.incident}: {verdict} ({done.seconds:.0f} s)"
 
 
 def table_of_faults(rounds: Sequence[ChaosRound]) -> str:

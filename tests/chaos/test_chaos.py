@@ -36,7 +36,7 @@ def test_a_message_that_comes_twice_is_counted_and_two_ids_of_one_transition_are
 
 def test_a_round_is_one_line_and_a_fault_one_row() -> None:
     held = ChaosRound(3, ["link cut", "hostile asker"], ["", "engine 4"], [3.2, None], "engine 1", [], 0, 12.0)
-    assert line_of(held).endswith("trouble of engine 1: held (12 s)")
+    assert line_of(held).endswith("incident of engine 1: held (12 s)")
     assert "link cut noticed after 3.2 s + hostile asker (engine 4);" in line_of(held)
     rows = table_of_faults([held]).splitlines()
     assert [row.split()[:3] for row in rows[1:]] == [["hostile", "asker", "1"], ["link", "cut", "1"]]

@@ -16,7 +16,7 @@ import pytest
 
 from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
 from kvscope.monitor.alerting.receivers.receiver import BadReceiver
-from tests.finding_transitions import ENGINE, Troubles
+from tests.finding_transitions import ENGINE, AlertMessages
 from tests.pages import page, rows, served
 from tests.test_service import process, receiver, until
 
@@ -87,10 +87,10 @@ def test_a_reload_changes_what_can_change_and_names_what_cannot(tmp_path: Path) 
             assert (configured(client)["error"], configured(client)["restart_needed"]) == ("", [])
             assert targets(client) == sorted([one.url, other.url])
             started.send_signal(signal.SIGTERM)
-            _, said = started.communicate(timeout=30)
+            _, stated = started.communicate(timeout=30)
             assert started.returncode == 0
-            assert "after a restart only: keep_days" in said
-            assert f"{path}:2: hots: there is no such setting" in said
+            assert "take effect after a restart: keep_days" in stated
+            assert f"{path}:2: hots: there is no such setting" in stated
 
 
 @pytest.mark.slow
@@ -117,19 +117,19 @@ def test_an_agent_answers_and_has_no_page(tmp_path: Path) -> None:
 
 
 def test_a_new_receiver_gets_what_still_fires_and_one_that_left_gets_nothing() -> None:
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     with receiver() as (one, of_one), receiver() as (other, of_other):
         alerts = Alerts(AlertsConfig((one,), allow_private=True))
         alerts.start()
         try:
-            alerts.put(troubles.fire(time.time()))
+            alerts.put(received_alerts.fire(time.time()))
             until(lambda: of_one, "an alert")
             with pytest.raises(BadReceiver):
                 alerts.replace_receivers(["nowhere"])
             assert [each.url for each in alerts.receivers] == [one]
             alerts.replace_receivers([other])
             until(lambda: of_other, "the same alert")
-            alerts.put(troubles.end(time.time() + 1))
+            alerts.put(received_alerts.end(time.time() + 1))
             until(lambda: len(of_other) == 2, "its end")
         finally:
             alerts.close()

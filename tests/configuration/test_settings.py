@@ -134,24 +134,24 @@ def test_by_default_the_stream_of_this_machine_is_read(tmp_path: Path) -> None:
 # -------------------------------------------------------------------- monitor config check
 
 WRONG = {
-    'port = "many"': ("1: port", "is no port"),
+    'port = "many"': ("1: port", "is not a port"),
     "\n\nprot = 1": ("3: prot", "did you mean port?"),
     "port = [1]": ("1: port", "a list cannot stand here"),
     "port = true": ("1: port", "true cannot stand here"),
     'events = "tcp://127.0.0.1:5757"': ("1: events", 'write a list: events = ["…"]'),
     "alert_private = 1": ("1: alert_private", "write true or false"),
     "thresholds = 3": ("1: thresholds", "write a table"),
-    "[thresholds]\n\nleak.finished-held.grace_s = 'x'": ("1: thresholds", "is no number"),
+    "[thresholds]\n\nleak.finished-held.grace_s = 'x'": ("1: thresholds", "is not a number"),
     "[thresholds]\n\nleak.finished-held.grce_s = 3": ("3: thresholds", "near it are leak.finished-held.grace_s"),
     "port = 1\nport = 2": ("2: ", "this is not TOML"),
     "port = 1\n\n[": ("3: ", "this is not TOML"),
     "keep_days = 3": ("1: keep_days", "set data, too"),
     "otlp_sample = 0.5": ("1: otlp_sample", "set otlp, too"),
-    "otlp_sample = 5": ("1: otlp_sample", "no share from 0 to 1"),
+    "otlp_sample = 5": ("1: otlp_sample", "not a share from 0 to 1"),
     'otlp = "nowhere"': ("1: otlp", "grpc://HOST:4317"),
     'host = "0.0.0.0"': ("1: host", "set a token"),
-    'metrics = ["nonsense"]': ("1: metrics", "is no address"),
-    'events = ["tcp://127.0.0.1"]': ("1: events", "is no endpoint"),
+    'metrics = ["nonsense"]': ("1: metrics", "is not an address"),
+    'events = ["tcp://127.0.0.1"]': ("1: events", "is not an endpoint"),
     'targets = ["gopher://a"]': ("1: targets", "no source reads this scheme"),
     'targets = ["http://127.0.0.1:8765"]': ("1: targets", "the address of a kvscope service"),
     'alert = ["http://127.0.0.1/hook"]': ("1: alert", "--alert-private allows that"),
@@ -162,7 +162,7 @@ WRONG = {
     "\n[[file_sd]]\nfils = []": ("2: file_sd", "unknown field `fils`"),
     "[[file_sd]]\nfiles = ['a']\n[[file_sd]]\nfiles = 'a'": ("3: file_sd", "Expected `array`"),
     "[[file_sd]]\nfiles = ['a']\n[[file_sd]]\nfiles = ['a']": ("3: file_sd", "is there twice"),
-    "[[http_sd]]\nurl = 'nonsense'": ("1: http_sd", "is no address"),
+    "[[http_sd]]\nurl = 'nonsense'": ("1: http_sd", "is not an address"),
     "[[http_sd]]\nurl = 'http://a'\nrefresh = '0s'": ("1: http_sd", "refresh is 1s or more"),
     "[[dns]]\nnames = ['a']\ntype = 'A'": ("1: dns", "needs a port"),
     "[[dns]]\nnames = ['a']\nnameserver = 'here'": ("1: dns", "nameserver is IP:PORT"),
@@ -181,10 +181,10 @@ def test_a_problem_is_named_with_its_line_key_and_remedy(
     path = tmp_path / "kvscope.toml"
     path.write_text(text)
     assert main(["config", "check", str(path)]) == 2
-    said = capsys.readouterr()
+    stated = capsys.readouterr()
     place, remedy = WRONG[text]
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    assert stated.out == ""
+    (line,) = stated.err.splitlines()
     assert line.startswith(f"monitor: {path}:{place}")
     assert remedy in line
 

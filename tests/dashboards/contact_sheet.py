@@ -120,7 +120,7 @@ def as_html(dashboard: dict[str, Any], prometheus: Prometheus) -> str:
         (since, until, one["iconColor"])
         for one in dashboard["annotations"].get("list", [])
         for series in prometheus.series(filled_in(one["expr"]))
-        for since, until in _stretches([at for at, _ in series["values"]], 1 if one["iconColor"] == "orange" else 15)
+        for since, until in _prefix_runs([at for at, _ in series["values"]], 1 if one["iconColor"] == "orange" else 15)
     ]
     panels = "".join(
         _row(panel) if panel["type"] == "row" else _panel(panel, prometheus, marks) for panel in dashboard["panels"]
@@ -154,13 +154,13 @@ def _panel(panel: dict[str, Any], prometheus: Prometheus, marks: list[Mark]) -> 
 
 def _stat(panel: dict[str, Any], found: list[tuple[str, dict[str, Any]]]) -> str:
     of = panel["fieldConfig"]["defaults"]
-    told = []
+    reported = []
     for legend, series in found:
         value = float(series["values"][-1][1])
         passed = [step["color"] for step in of["thresholds"]["steps"] if value >= (step["value"] or 0)]
         shown = f"{value:.0%}" if of["unit"] == "percentunit" else f"{value:g}{_unit(of['unit'])[1]}"
-        told.append(f'<span style="color:{NAMED[passed[-1]]}">{shown}</span> <small>{html.escape(legend)}</small>')
-    return f'<div class="figure">{"<br>".join(told)}</div>'
+        reported.append(f'<span style="color:{NAMED[passed[-1]]}">{shown}</span> <small>{html.escape(legend)}</small>')
+    return f'<div class="figure">{"<br>".join(reported)}</div>'
 
 
 def _table(panel: dict[str, Any], found: list[tuple[str, dict[str, Any]]]) -> str:
@@ -257,7 +257,7 @@ def _unit(unit: str) -> tuple[str, str]:
     return (".3~r", unit.removeprefix("suffix:")) if unit.startswith("suffix:") else UNITS[unit]
 
 
-def _stretches(times: list[float], apart_s: float) -> Iterator[tuple[float, float]]:
+def _prefix_runs(times: list[float], apart_s: float) -> Iterator[tuple[float, float]]:
     """From when to when, of moments with a mark that are so far apart or less."""
     since = until = times[0]
     for at in times[1:]:

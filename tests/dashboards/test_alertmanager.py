@@ -44,7 +44,7 @@ LEAKS = [
     for rule in RULES
     if rule.get("labels", {}).get("code", "").startswith("leak.")
 ]
-SILENT = alert("KvscopeBlind", GONE, why="it is not heard")
+SILENT = alert("KvscopeBlind", GONE, why="no events are received")
 STALL = finding_alert(STALLED, "stuck.engine-stalled")
 BURNS = [alert("KvscopeGoodputBurn", STALLED, severity=severity) for severity in ("critical", "error", "warning")]
 LEAK = finding_alert(LEAKING, "leak.finished-held")
@@ -54,7 +54,7 @@ SILENCED = [*LEAKS, *BURNS, SLOW]
 
 
 @pytest.fixture(scope="module")
-def heard() -> Iterator[tuple[str, list[tuple[str, Labels]]]]:
+def received() -> Iterator[tuple[str, list[tuple[str, Labels]]]]:
     """An HTTP receiver's URL, and the labels that were posted to each of its paths."""
     got: list[tuple[str, Labels]] = []
 
@@ -78,13 +78,13 @@ def heard() -> Iterator[tuple[str, list[tuple[str, Labels]]]]:
 
 @pytest.fixture(scope="module")
 def alertmanager(
-    tmp_path_factory: pytest.TempPathFactory, heard: tuple[str, list[tuple[str, Labels]]]
+    tmp_path_factory: pytest.TempPathFactory, received: tuple[str, list[tuple[str, Labels]]]
 ) -> Iterator[str]:
     """One with the shipped configuration, our receiver in place of its URLs, that was given all of the alerts."""
     command = program("prometheus-alertmanager", "prometheus-alertmanager")
     folder = tmp_path_factory.mktemp("alertmanager")
     config = CONFIG.read_text()
-    for shipped, here in (("http://127.0.0.1:9099", heard[0]), ("group_wait: 10s", "group_wait: 1s")):
+    for shipped, here in (("http://127.0.0.1:9099", received[0]), ("group_wait: 10s", "group_wait: 1s")):
         assert shipped in config
         config = config.replace(shipped, here)
     (folder / "alertmanager.yml").write_text(config)
@@ -101,7 +101,7 @@ def alertmanager(
         given = [{"labels": labels} for labels in (SILENT, STALL, FAST, LEAK, *SILENCED)]
         httpx.post(f"http://{own}/api/v2/alerts", json=given, trust_env=False).raise_for_status()
         wanted = [(path, labels) for path, all_labels in TOLD.items() for labels in all_labels]
-        until(lambda: all(one in heard[1] for one in wanted), "what is to be told is told", process)
+        until(lambda: all(one in received[1] for one in wanted), "what is to be told is told", process)
         yield f"http://{own}"
 
 
@@ -117,17 +117,17 @@ def test_what_another_explains_is_silenced_by_it(alertmanager: str) -> None:
 
 
 def test_each_alert_reaches_its_receiver_and_no_other(
-    alertmanager: str, heard: tuple[str, list[tuple[str, Labels]]]
+    alertmanager: str, received: tuple[str, list[tuple[str, Labels]]]
 ) -> None:
     assert alertmanager
-    told = {path: [labels for at, labels in heard[1] if at == path] for path in TOLD}
+    reported = {path: [labels for at, labels in received[1] if at == path] for path in TOLD}
     for path, wanted in TOLD.items():
-        assert sorted(map(str, map(sorted, (one.items() for one in told[path])))) == sorted(
+        assert sorted(map(str, map(sorted, (one.items() for one in reported[path])))) == sorted(
             map(str, map(sorted, (one.items() for one in wanted)))
         )
 
 
 def test_amtool_accepts_the_configuration(tmp_path: Path) -> None:
     amtool = program("amtool", "prometheus-alertmanager")
-    told = subprocess.run([amtool, "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    reported = subprocess.run([amtool, "check-config", str(CONFIG)], capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stdout + reported.stderr

@@ -110,16 +110,16 @@ def test_docker_compose_accepts_the_file() -> None:
     secrets = {"KVSCOPE_TOKEN": TOKEN, "GRAFANA_PASSWORD": "another"}
     plain, fleet = _docker_compose(**secrets), _docker_compose("fleet", **secrets)
     assert plain.returncode == fleet.returncode == 0, plain.stderr + fleet.stderr
-    started = [set(yaml.safe_load(told.stdout)["services"]) for told in (plain, fleet)]
+    started = [set(yaml.safe_load(reported.stdout)["services"]) for reported in (plain, fleet)]
     assert started[1] - started[0] in (set(), {"nats-data", "nats", "agent", "hub"})  # version 1 lists every profile
     assert {"engine", "monitor"} <= started[0]
 
 
 def test_without_a_token_it_refuses_and_says_what_to_do() -> None:
-    told = _docker_compose()
-    assert told.returncode != 0
-    assert "KVSCOPE_TOKEN" in told.stderr
-    assert "openssl rand" in told.stderr
+    reported = _docker_compose()
+    assert reported.returncode != 0
+    assert "KVSCOPE_TOKEN" in reported.stderr
+    assert "openssl rand" in reported.stderr
 
 
 def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> None:
@@ -180,10 +180,10 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     here = Here(tmp_path)
     path = here.configuration()
     (tmp_path / "token" / "kvscope").write_text(TOKEN)
-    told = subprocess.run([promtool, "check", "config", str(path)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    reported = subprocess.run([promtool, "check", "config", str(path)], capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stdout + reported.stderr
     groups = yaml.safe_load((PROMETHEUS / "rules" / "kvscope.yml").read_text())["groups"]
-    assert f"{sum(len(group['rules']) for group in groups)} rules found" in told.stdout
+    assert f"{sum(len(group['rules']) for group in groups)} rules found" in reported.stdout
 
 
 def test_prometheus_finds_the_alertmanager_that_is_started() -> None:
@@ -272,12 +272,12 @@ def test_the_images_pip_line_and_its_command_run(tmp_path: Path) -> None:
     for source in _let_in():
         _copy(source, image / (Path(source).parent if (ROOT / source).is_dir() else ""))
     where = "import kvscope.engine as e, kvscope.monitor as m; print(e.__file__, m.__file__)"
-    told = subprocess.run(
+    reported = subprocess.run(
         [venv / "bin" / "python", "-c", where], cwd=tmp_path, env=inside, capture_output=True, text=True
     )
-    assert told.stdout.split() == [str(image / "kvscope" / room / "__init__.py") for room in ("engine", "monitor")], (
-        told.stderr
-    )
+    assert reported.stdout.split() == [
+        str(image / "kvscope" / room / "__init__.py") for room in ("engine", "monitor")
+    ], reported.stderr
     command = json.loads(lines[-1].removeprefix("CMD "))
     port = free_port()
     wanted = [str(venv / "bin" / command[0]), *command[1:], f"--port={port}", f"--events=ipc://{tmp_path}/events"]
@@ -287,8 +287,8 @@ def test_the_images_pip_line_and_its_command_run(tmp_path: Path) -> None:
 
 def _let_in() -> list[str]:
     """What of the checkout gets into an image at all."""
-    said = (ROOT / ".dockerignore").read_text().splitlines()
-    return [line.removeprefix("!") for line in said if line.startswith("!")]
+    stated = (ROOT / ".dockerignore").read_text().splitlines()
+    return [line.removeprefix("!") for line in stated if line.startswith("!")]
 
 
 def _copy(source: str, target: Path) -> None:

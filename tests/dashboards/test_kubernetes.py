@@ -33,8 +33,8 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
     rules = tmp_path / "rules.yml"
     rules.write_text(yaml.safe_dump(RESOURCES["PrometheusRule"]["spec"]))
-    told = subprocess.run([promtool, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    reported = subprocess.run([promtool, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stdout + reported.stderr
 
 
 def test_the_commands_are_commands() -> None:

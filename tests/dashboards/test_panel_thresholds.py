@@ -8,7 +8,13 @@ from typing import Any, Final
 import pytest
 
 from kvscope.dashboards.grafana.pages import GENERATED_PAGES, PAGES
-from kvscope.dashboards.objectives import MISSED_AFTER_S, OBJECTIVE, OBJECTIVE_FIRST_TOKEN_S, QUEUE_S, UNTOLD_AFTER_S
+from kvscope.dashboards.objectives import (
+    MISSED_AFTER_S,
+    OBJECTIVE,
+    OBJECTIVE_FIRST_TOKEN_S,
+    QUEUE_S,
+    UNDELIVERED_AFTER_S,
+)
 
 PANELS: Final = {
     (name, panel["title"]): panel
@@ -24,7 +30,7 @@ BAD_FROM: Final = {
     ("engine", "Time since an engine's last event"): MISSED_AFTER_S,
     ("requests", "Queue time"): QUEUE_S,
     ("requests", "Time to first token"): OBJECTIVE_FIRST_TOKEN_S,
-    ("findings", "Oldest undelivered alert"): UNTOLD_AFTER_S,
+    ("findings", "Oldest undelivered alert"): UNDELIVERED_AFTER_S,
     ("vllm", "In use with nothing running"): 0.01,
     ("vllm", "vLLM's queue time"): QUEUE_S,
     ("vllm", "vLLM's time to first token"): OBJECTIVE_FIRST_TOKEN_S,

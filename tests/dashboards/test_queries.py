@@ -105,7 +105,7 @@ def _seen(folder: Path, service_at: str, own: str, vllm: str, hook: str) -> Iter
             until(lambda: seen.values(expr), f"the alert KvscopeBlind because {why}", process)
 
         with running(service(events, service_at, hook), folder / "service.log"):
-            blind("none was ever heard")
+            blind("no engine was ever received")
             with running(lab(events), folder / "lab.log") as engine:
                 waiting = [shown for shown in _shown() if shown.title not in NEVER]
                 try:
@@ -114,7 +114,7 @@ def _seen(folder: Path, service_at: str, own: str, vllm: str, hook: str) -> Iter
                     raise AssertionError(f"no answer to {waiting}") from error
                 blind("its ledger is not exact")
                 engine.send_signal(signal.SIGKILL)
-                blind("it is not heard")
+                blind("no events are received")
         blind("kvscope does not answer")
         yield seen
 

@@ -25,8 +25,8 @@ ABSENT = "_"
 
 def _promtool(*arguments: str | Path) -> None:
     promtool = program("promtool", "prometheus")
-    told = subprocess.run([promtool, *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    reported = subprocess.run([promtool, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stdout + reported.stderr
 
 
 def test_the_rules_are_well_formed() -> None:
@@ -56,14 +56,14 @@ def test_the_alert_begins_and_ends_with_the_finding(tmp_path: Path) -> None:
     lab = Lab(connector_share=1.0, faults=["leak.finished-held:limit=1"])
     assert lab.connector is not None
     request = lab.arrive(10, max_tokens=4)
-    while not lab.faults.on["leak.finished-held"].struck:
+    while not lab.faults.on["leak.finished-held"].affected:
         lab.step()
     watch, fed = Pipeline(), 0
     registry = CollectorRegistry(auto_describe=False)
     registry.register(WatchCollector(watch))
     series: defaultdict[str, dict[int, float]] = defaultdict(dict)
     firing: list[bool] = []
-    first_heard = 0.0
+    first_received = 0.0
     for second in range(40):
         lab.clock.sleep(1.0)
         if second == 20:
@@ -78,8 +78,8 @@ def test_the_alert_begins_and_ends_with_the_finding(tmp_path: Path) -> None:
                 labels = ", ".join(f'{name}="{value}"' for name, value in sample.labels.items())
                 value = sample.value
                 if sample.name == "kvscope_engine_last_heard_timestamp_seconds":
-                    first_heard = first_heard or value
-                    value -= first_heard  # promtool's time begins at 0
+                    first_received = first_received or value
+                    value -= first_received  # promtool's time begins at 0
                 series[f"{sample.name}{{{labels}}}"][second] = value
         firing.append(any(severity_at_least(found.severity, "warning") for found in watch.findings("firing")))
     assert sorted(set(firing)) == [False, True]

@@ -95,8 +95,10 @@ def test_kvscope_accepts_the_configuration_and_the_commands(
             assert hub_config(SettingsLayers(path=path).read()).bus.urls
         else:
             assert cli.main(["config", "check", str(path)]) == 0, capsys.readouterr().err
-    told = capsys.readouterr().out
-    assert ("nats_share = true" in told) == ("bus" in values and values.get("agent", {}).get("kind") == "StatefulSet")
+    reported = capsys.readouterr().out
+    assert ("nats_share = true" in reported) == (
+        "bus" in values and values.get("agent", {}).get("kind") == "StatefulSet"
+    )
 
 
 def mounted_secrets(pod: dict[str, Any]) -> set[str]:
@@ -174,10 +176,10 @@ def test_the_dependencys_configuration_is_one_for_nats_server(tmp_path: Path) ->
         text = text.replace(f"/etc/{folder}/", f"{tmp_path}/")
     shutil.copy(certificate, tmp_path / "ca.crt")
     (tmp_path / "nats.conf").write_text(text.replace("/var/run/nats", str(tmp_path)).replace("/data", str(tmp_path)))
-    told = subprocess.run(
+    reported = subprocess.run(
         [NATS_SERVER, "-t", "-c", tmp_path / "nats.conf"], env={"SERVER_NAME": "n"}, capture_output=True, text=True
     )
-    assert told.returncode == 0, told.stderr
+    assert reported.returncode == 0, reported.stderr
 
 
 def test_a_hub_has_credentials_of_its_own_where_it_is_given_some() -> None:

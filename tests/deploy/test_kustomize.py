@@ -67,9 +67,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "engines.yaml").write_text(yaml.safe_dump_all(RESOURCES))
     (folder / "kustomization.yaml").write_text("resources: [engines.yaml]\ncomponents: [kvscope]\n")
     kubectl = program("kubectl", "kubernetes-client")
-    told = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    return {each["metadata"]["name"]: each for each in yaml.safe_load_all(told.stdout)}
+    reported = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stderr
+    return {each["metadata"]["name"]: each for each in yaml.safe_load_all(reported.stdout)}
 
 
 def pod_in(resource: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -29,11 +29,11 @@ def of_this_machine(unit: Path, folder: Path) -> Path:
 def test_systemd_accepts_it_and_finds_it_confined(unit: Path, tmp_path: Path) -> None:
     analyze = program("systemd-analyze", "systemd")
     path = of_this_machine(unit, tmp_path)
-    told = subprocess.run([analyze, "verify", path], capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stderr) == (0, ""), told.stderr
+    reported = subprocess.run([analyze, "verify", path], capture_output=True, text=True, check=False)
+    assert (reported.returncode, reported.stderr) == (0, ""), reported.stderr
     exposure = [analyze, "security", "--offline=true", "--threshold=20", path]
-    told = subprocess.run(exposure, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout[-500:]
+    reported = subprocess.run(exposure, capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stdout[-500:]
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 
-def ledger(**said: object) -> EngineLedger:
+def ledger(**stated: object) -> EngineLedger:
     made = EngineLedger("tiny@127.0.0.1:8000/0")
-    made.description = EngineDescription(**said)  # type: ignore[arg-type]
+    made.description = EngineDescription(**stated)  # type: ignore[arg-type]
     return made
 
 
@@ -35,16 +35,16 @@ def test_the_flag_of_the_engine_at_hand() -> None:
     ],
 )
 def test_what_a_release_has(version: str, says: str) -> None:
-    said = advice.whole_prompts_only(ledger(engine="vllm", version=version))
-    assert says in said
-    assert "--scheduler-reserve-full-isl" in said
+    stated = advice.whole_prompts_only(ledger(engine="vllm", version=version))
+    assert says in stated
+    assert "--scheduler-reserve-full-isl" in stated
 
 
 def test_a_budget_is_lowered_from_what_it_is() -> None:
-    told = ledger()
-    assert advice.smaller_budget(told) == f"--max-num-batched-tokens (to {advice.DEFAULT_BUDGET}, say)"
-    told.facts["max_num_batched_tokens"] = Fact(told.engine, "a.log:1", "max_num_batched_tokens", 2048)
-    assert advice.smaller_budget(told) == "--max-num-batched-tokens to 1024 (it is 2048)"
+    reported = ledger()
+    assert advice.smaller_budget(reported) == f"--max-num-batched-tokens (to {advice.DEFAULT_BUDGET}, say)"
+    reported.facts["max_num_batched_tokens"] = Fact(reported.engine, "a.log:1", "max_num_batched_tokens", 2048)
+    assert advice.smaller_budget(reported) == "--max-num-batched-tokens to 1024 (it is 2048)"
     large = ledger(max_num_batched_tokens=8 * advice.DEFAULT_BUDGET)
     assert f" to {advice.DEFAULT_BUDGET} " in advice.smaller_budget(large)
 

@@ -29,8 +29,8 @@ def test_a_block_freed_twice() -> None:
     assert (finding.severity, finding.verdict) == ("critical", "confirmed")
     assert finding.culprits.blocks == [4]
     assert finding.culprits.requests == ["r-1"]
-    story = [str(e.value) for e in finding.evidence if e.name == "block_history"]
-    assert [line.partition(" ")[2] for line in story] == [
+    history = [str(e.value) for e in finding.evidence if e.name == "block_history"]
+    assert [line.partition(" ")[2] for line in history] == [
         "allocated to request r-1",
         "released by request r-1 (PREEMPTED)",
         "released by request r-1 (FINISHED)",

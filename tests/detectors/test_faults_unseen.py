@@ -41,9 +41,9 @@ def with_faults(frames: Iterable[Batch | Keyframe], faults: list[str]) -> list[B
 def test_a_fault_that_is_not_told_is_found_all_the_same(scene: Callable[[], Watched]) -> None:
     watched = scene()
     watched.live(15, every=0.25)
-    told, findings = judged(watched.lab.frames)
-    assert len(told) == 1
-    assert [f.code for f in findings if f.severity == "error"] == told
+    reported, findings = judged(watched.lab.frames)
+    assert len(reported) == 1
+    assert [f.code for f in findings if f.severity == "error"] == reported
     assert judged(with_faults(watched.lab.frames, [])) == ([], findings)
 
 

@@ -183,8 +183,8 @@ QUIET: ExposedFigures = dict.fromkeys((*COUNTERS, "running", "waiting", "deferre
 def spoken(*moments: ExposedFigures, every_s: float = 1.0, again: int = 1) -> list[Sample]:
     """Samples of these figures, `again` times the last."""
     sampler = Sampler(ExposedEngine("made-up", "x:1", "0"), "metrics")
-    said = [*moments, *[moments[-1]] * (again - 1)]
-    return [sampler.sample(round((1.79e9 + n * every_s) * 1e9), str(n), {**QUIET, **s}) for n, s in enumerate(said)]
+    stated = [*moments, *[moments[-1]] * (again - 1)]
+    return [sampler.sample(round((1.79e9 + n * every_s) * 1e9), str(n), {**QUIET, **s}) for n, s in enumerate(stated)]
 
 
 def test_a_queue_in_front_of_an_empty_pool() -> None:

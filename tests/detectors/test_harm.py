@@ -87,10 +87,10 @@ def test_the_severity_of_an_open_finding_rises_and_never_falls() -> None:
 
 def test_a_silent_engine_resolves_nothing() -> None:
     findings = Findings()
-    findings.update(ENGINE, S, [held("error")], heard_ns=S)
-    assert not findings.update(ENGINE, 60 * S, [], heard_ns=S)
+    findings.update(ENGINE, S, [held("error")], last_received_ns=S)
+    assert not findings.update(ENGINE, 60 * S, [], last_received_ns=S)
     assert [finding.judgement.code for finding in findings.firing()] == ["leak.unaccounted"]
-    (ended,) = findings.update(ENGINE, 61 * S, [], heard_ns=61 * S)
+    (ended,) = findings.update(ENGINE, 61 * S, [], last_received_ns=61 * S)
     assert ended.to == "resolved"
 
 

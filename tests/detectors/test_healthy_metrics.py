@@ -70,7 +70,7 @@ def lab_moments(scenario: Scenario, seed: int) -> list[Moment]:
         )
 
     engine.time.every(1.0, read)
-    engine.run(scenario.seconds + 120, crowd.hear)
+    engine.run(scenario.seconds + 120, crowd.receive)
     engine.close()
     return moments
 

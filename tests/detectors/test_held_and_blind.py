@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.analysis.memory_breakdown import bill_of
+from kvscope.monitor.analysis.memory_breakdown import breakdown_of
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import SCHEMA, Kind, Stage
 from kvscope.monitor.events.samples import Fact
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_a_gap_and_no_corruption() -> None:
 # -------------------------------------------------------------------- held.pool-reserved
 
 
-def with_bill(**figures: int) -> Spoken:
+def with_breakdown(**figures: int) -> Spoken:
     """An engine that has said so much of its device's memory."""
     scene = Spoken()
     scene.log.memory([figures.get(name, -1) for name in SCHEMA[Kind.MEMORY].args])
@@ -119,7 +119,7 @@ def with_bill(**figures: int) -> Spoken:
 
 
 def test_the_pool_is_told_with_its_share_of_the_device() -> None:
-    scene = with_bill(device_total=800, device_free=100, kv_pool=600)
+    scene = with_breakdown(device_total=800, device_free=100, kv_pool=600)
     (finding,) = scene.firing()
     assert (finding.code, finding.severity, finding.verdict) == (POOL_RESERVED, "info", "confirmed")
     assert value(finding, "kv_pool") == 600
@@ -128,17 +128,17 @@ def test_the_pool_is_told_with_its_share_of_the_device() -> None:
 
 @pytest.mark.parametrize("figures", [{}, {"kv_pool": 600}, {"device_total": 800}, {"device_total": 800, "kv_pool": 8}])
 def test_without_a_bill_or_with_a_small_pool_nothing_is_said_of_it(figures: dict[str, int]) -> None:
-    assert not with_bill(**figures).firing()
+    assert not with_breakdown(**figures).firing()
 
 
 def test_the_pool_by_a_logs_bill() -> None:
     records = read_log(DATA / "seed-002.log")[1]
-    bill, _ = bill_of(record for record in records if isinstance(record, Fact))
+    breakdown, _ = breakdown_of(record for record in records if isinstance(record, Fact))
     observer = Observer()
     observer.watch.feed(records)
     observer.watch.settle()
     (finding,) = [f for f in observer.watch.findings() if f.code == POOL_RESERVED]
-    assert (value(finding, "kv_pool"), value(finding, "device_total")) == (bill.kv_cache, bill.device_total)
+    assert (value(finding, "kv_pool"), value(finding, "device_total")) == (breakdown.kv_cache, breakdown.device_total)
     assert finding.evidence[0].source == "log"
 
 

@@ -19,12 +19,12 @@ UNACCOUNTED = "leak.unaccounted"
 def test_finished_requests_whose_transfer_is_never_confirmed() -> None:
     scene = finished_held("leak.finished-held:every=2")
     scene.live(12)
-    struck = scene.lab.faults.on[FINISHED_HELD].struck
-    assert len(struck) == 3
+    affected = scene.lab.faults.on[FINISHED_HELD].affected
+    assert len(affected) == 3
     finding = scene.only(FINISHED_HELD)
     assert (finding.severity, finding.verdict) == ("error", "likely")
     assert "without either, a slow transfer looks the same" in finding.missing
-    assert sorted(finding.culprits.requests) == sorted(struck)
+    assert sorted(finding.culprits.requests) == sorted(affected)
     kept = sorted(block for number in scene.lab.manager.tables for block in scene.lab.blocks_of(number))
     assert finding.culprits.blocks == kept
     assert value(finding, "blocks_held") == len(kept) == scene.ledger.balance().finished
@@ -122,7 +122,7 @@ def test_a_free_that_an_abort_skipped() -> None:
     scene.live(3, every=0.1)
     finding = scene.only(UNACCOUNTED)
     assert (finding.severity, finding.verdict) == ("error", "confirmed")
-    assert finding.culprits.requests == scene.lab.faults.on[UNACCOUNTED].struck == ["r-1"]
+    assert finding.culprits.requests == scene.lab.faults.on[UNACCOUNTED].affected == ["r-1"]
     unexplained = scene.ledger.state.unexplained_references()
     assert finding.culprits.blocks == list(unexplained)
     assert value(finding, "unexplained_references") == sum(unexplained.values())

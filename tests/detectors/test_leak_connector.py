@@ -27,15 +27,15 @@ def kept_blocks(scene: Watched) -> list[int]:
 
 def test_requests_aborted_while_their_kv_was_fetched() -> None:
     scene = remote_load_lost(keys=":every=2")
-    struck = scene.lab.faults.on[REMOTE_LOAD_LOST].struck
-    assert len(struck) == 2
+    affected = scene.lab.faults.on[REMOTE_LOAD_LOST].affected
+    assert len(affected) == 2
     scene.live(12)
     finding = scene.only(REMOTE_LOAD_LOST)
     assert (finding.severity, finding.verdict, finding.missing) == ("error", "likely", TRANSFER_PROGRESS)
-    assert sorted(finding.culprits.requests) == sorted(struck)
+    assert sorted(finding.culprits.requests) == sorted(affected)
     assert finding.culprits.blocks == kept_blocks(scene)
     assert value(finding, "blocks_held") == scene.ledger.balance().finished
-    assert struck[0] in finding.explanation
+    assert affected[0] in finding.explanation
     assert all((finding.do_now, finding.change, finding.wont_help, finding.since))
 
 
@@ -123,7 +123,7 @@ def test_a_fetch_that_was_lost_and_a_free_that_was_are_told_apart() -> None:
     by_code = {f.code: f.culprits for f in scene.firing()}
     assert by_code.keys() == {REMOTE_LOAD_LOST, FINISHED_HELD}
     for code, request in ((REMOTE_LOAD_LOST, fetched), (FINISHED_HELD, sent)):
-        assert by_code[code].requests == scene.lab.faults.on[code].struck == [request.id]
+        assert by_code[code].requests == scene.lab.faults.on[code].affected == [request.id]
         assert by_code[code].blocks == sorted(scene.lab.blocks_of(request.number))
 
 
@@ -177,8 +177,8 @@ def test_an_idle_engine_with_nothing_kept_need_not_ask() -> None:
     assert not scene.alarms()
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_what_is_kept_while_a_step_does_not_end_is_no_leak(heard: bool) -> None:
+@pytest.mark.parametrize("received", [True, False])
+def test_what_is_kept_while_a_step_does_not_end_is_no_leak(received: bool) -> None:
     """Nobody asks the connector then either; and of an engine that is silent nobody knows."""
     scene = Watched(connector_share=1.0)
     assert scene.lab.connector is not None
@@ -189,7 +189,7 @@ def test_what_is_kept_while_a_step_does_not_end_is_no_leak(heard: bool) -> None:
         scene.steps(1)
     scene.live(1)
     scene.launch()
-    (scene.beat if heard else scene.silence)(60)
+    (scene.beat if received else scene.silence)(60)
     assert kept.number in scene.lab.scheduler.deferred
     assert {f.code for f in scene.watch.findings() if f.code.startswith("leak")} == set()
     assert scene.firing("stuck.engine-stalled")

@@ -18,7 +18,7 @@ def test_requests_that_leave_a_block_each() -> None:
     scene.live(3)
     finding = scene.only(RISING_FLOOR)
     assert (finding.severity, finding.verdict) == ("warning", "confirmed")
-    assert sorted(finding.culprits.requests) == sorted(scene.lab.faults.on[RISING_FLOOR].struck)
+    assert sorted(finding.culprits.requests) == sorted(scene.lab.faults.on[RISING_FLOOR].affected)
     assert finding.culprits.blocks == [b for b, refs in enumerate(scene.lab.pool.refs) if refs and b]
     assert value(finding, "last_floor") == len(finding.culprits.blocks) == scene.ledger.state.used
     assert value(finding, "floor_rises") == 5
@@ -55,7 +55,7 @@ def test_frees_that_were_skipped_make_floors_too_and_are_told_apart() -> None:
     by_code = {f.code: f.culprits for f in scene.firing() if f.severity != "info"}
     assert by_code.keys() == {RISING_FLOOR, UNACCOUNTED}
     for code, culprits in by_code.items():
-        assert sorted(culprits.requests) == sorted(scene.lab.faults.on[code].struck)
+        assert sorted(culprits.requests) == sorted(scene.lab.faults.on[code].affected)
     assert set(by_code[RISING_FLOOR].blocks).isdisjoint(by_code[UNACCOUNTED].blocks)
     assert len(by_code[RISING_FLOOR].blocks) + len(by_code[UNACCOUNTED].blocks) == scene.ledger.state.used
 

@@ -38,12 +38,12 @@ def leaks(scene: Watched | Spoken) -> set[str]:
 
 def test_what_was_fenced_behind_a_step_that_is_over() -> None:
     scene = deferred_free_stalled(keys=":every=2")
-    struck = scene.lab.faults.on[DEFERRED_FREE_STALLED].struck
-    assert len(struck) == 2
+    affected = scene.lab.faults.on[DEFERRED_FREE_STALLED].affected
+    assert len(affected) == 2
     scene.live(4)
     finding = scene.only(DEFERRED_FREE_STALLED)
     assert (finding.severity, finding.verdict, finding.missing) == ("error", "confirmed", "")
-    assert sorted(finding.culprits.requests) == sorted(struck)
+    assert sorted(finding.culprits.requests) == sorted(affected)
     held = [block for block, references in enumerate(scene.lab.pool.refs) if references and block]
     assert finding.culprits.blocks == held
     assert value(finding, "fence_step") <= scene.lab.scheduler.completed_step  # type: ignore[operator]
@@ -126,17 +126,17 @@ def test_reclaims_that_were_lost_are_no_leak() -> None:
 
 def test_blocks_that_only_a_lease_brings_back() -> None:
     scene = lease_burst(keys=":every=2")
-    struck = scene.lab.faults.on[LEASE_BURST].struck
+    affected = scene.lab.faults.on[LEASE_BURST].affected
     tables = scene.lab.manager.tables
     kept = sorted(block for number in tables for block in scene.lab.blocks_of(number))
-    assert len(tables) == len(struck) == 4
+    assert len(tables) == len(affected) == 4
     scene.live(4)
     assert not scene.alarms()
     scene.live(3, every=0.1)
     assert not tables
     finding = scene.only(LEASE_BURST)
     assert (finding.severity, finding.verdict) == ("warning", "confirmed")
-    assert sorted(finding.culprits.requests) == sorted(struck)
+    assert sorted(finding.culprits.requests) == sorted(affected)
     assert finding.culprits.blocks == kept
     assert value(finding, "largest_burst") == len(kept)
     assert value(finding, "lease_s") == pytest.approx(5, abs=0.2)

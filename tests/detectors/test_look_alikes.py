@@ -37,7 +37,14 @@ from kvscope.monitor.incidents.scenarios.shapes import (
 )
 from kvscope.monitor.incidents.scenarios.stuck_scenarios import DEMANDING, HOG, ON_AND_ON, STEADY
 from kvscope.monitor.incidents.scenarios.thrash_scenarios import LONG_PROMPTS
-from kvscope.monitor.incidents.simulated_run import Life, alive, blocks_struck, long_ones, ownerless_blocks, struck
+from kvscope.monitor.incidents.simulated_run import (
+    SimulatedRun,
+    affected,
+    affected_blocks,
+    alive,
+    long_ones,
+    ownerless_blocks,
+)
 
 SLOW: Final = StepTime(0.02)
 MINUTES: Final = StepTime(0.15)
@@ -70,7 +77,7 @@ class Case(NamedTuple):
     faults: tuple[str, ...] = ()
     alarms: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
-    named: tuple[tuple[str, Callable[[Life], set[Any]]], ...] = ()
+    named: tuple[tuple[str, Callable[[SimulatedRun], set[Any]]], ...] = ()
     seconds: float = 40.0
     step_time: StepTime = SLOW
 
@@ -113,8 +120,8 @@ CASES: Final = (
         seconds=100,
         held=["held.long-request"],
         named=(
-            ("leak.finished-held", struck),
-            ("leak.finished-held", blocks_struck),
+            ("leak.finished-held", affected),
+            ("leak.finished-held", affected_blocks),
             ("held.long-request", long_ones),
         ),
     ),
@@ -181,7 +188,7 @@ CASES: Final = (
         "stuck.promotion-starved:limit=1",
         "stuck.remote-load:after=2:limit=1",
         seconds=60,
-        named=(("stuck.promotion-starved", struck),),
+        named=(("stuck.promotion-starved", affected),),
     ),
     case(THRASH_GROWTH, "one", {**TIGHT, **NO_PREFIXES}, LONG_PROMPTS, "thrash.preemption"),
     case(THRASH_GROWTH, "other", {**ROOMY, **NO_PREFIXES}, GROWING),
@@ -204,20 +211,20 @@ def model(max_model_len: int | None) -> LoadedModel:
     return load_model(EngineConfig(max_model_len=max_model_len))
 
 
-def lived(it: Case, folder: Path) -> tuple[Seen, Life, list[tuple[str, set[Any]]]]:
+def lived(it: Case, folder: Path) -> tuple[Seen, SimulatedRun, list[tuple[str, set[Any]]]]:
     """What was seen of it, the engine at its end, and whom each code should have named."""
     config = EngineConfig(**{"hash_key": b"alike", **it.engine}, faults=it.faults)
     engine = SimulatedEngine(config, model(config.max_model_len), step_time=it.step_time, journal=folder)
     with closing(engine):
         crowd = Crowd(engine, it.load, seed=0)
         fault = engine.faults.on[it.faults[0].partition(":")[0]] if it.faults else None
-        life = Life(engine, fault, crowd.names, crowd.numbers)
+        life = SimulatedRun(engine, fault, crowd.names, crowd.numbers)
 
-        def hear(outputs: list[Output]) -> None:
-            crowd.hear(outputs)
+        def receive(outputs: list[Output]) -> None:
+            crowd.receive(outputs)
             life.note()
 
-        engine.run(it.seconds, hear)
+        engine.run(it.seconds, receive)
         return look(folder), life, [(code, them(life)) for code, them in it.named]
 
 

@@ -20,9 +20,9 @@ def test_all_that_run_are_preempted_at_once() -> None:
     assert (finding.severity, finding.verdict) == ("error", "confirmed")
     assert value(finding, "preempted_in_one_pass") == value(finding, "running_before")
     # A pass strikes once: the first victim. The others go with it.
-    struck = set(scene.lab.faults.on[CODE].struck)
-    assert struck <= set(finding.culprits.requests)
-    assert value(finding, "collapses_seen") == len(scene.lab.faults.on[CODE].struck)
+    affected = set(scene.lab.faults.on[CODE].affected)
+    assert affected <= set(finding.culprits.requests)
+    assert value(finding, "collapses_seen") == len(scene.lab.faults.on[CODE].affected)
     scene.live(scene.watch.settings(THRESHOLDS[f"{CODE}.remember_s"]) + 5)
     assert [f.code for f in scene.watch.findings("resolved")] == [CODE]
 

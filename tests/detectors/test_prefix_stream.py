@@ -22,7 +22,7 @@ def test_lookups_that_miss_what_is_stored() -> None:
     finding = scene.only(PREFIX_HITS)
     assert finding.verdict == "confirmed"
     # The first prompt was struck too, and found nothing there that it could have missed.
-    _first, *others = scene.lab.faults.on[PREFIX_HITS].struck
+    _first, *others = scene.lab.faults.on[PREFIX_HITS].affected
     assert finding.culprits.requests == others
     assert value(finding, "cached_blocks_recomputed") == 10 * len(others)
     assert value(finding, "blocks_hit") == 0
@@ -47,7 +47,7 @@ def test_a_lookup_that_never_hits_is_one_finding_through_pauses_and_a_hit_ends_i
     assert scene.firing(PREFIX_HITS)
     assert scene.watch.findings("resolved") == []
     fault = scene.lab.faults.on[PREFIX_HITS]
-    fault.limit = fault.strikes
+    fault.limit = fault.triggers
     scene.live(70)
     for _ in range(2):
         scene.lab.arrive([*beginning, 1], max_tokens=2)
@@ -78,12 +78,12 @@ def test_recomputed_preemptions_after_misses_are_their_effect_and_those_before_a
     assert sorted(each.judgement.code for each in findings.firing()) == fires
 
 
-@pytest.mark.parametrize(("struck", "fresh", "fires"), [(4, 0, True), (3, 0, False), (4, 2, True), (4, 3, False)])
-def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(struck: int, fresh: int, fires: bool) -> None:
+@pytest.mark.parametrize(("affected", "fresh", "fires"), [(4, 0, True), (3, 0, False), (4, 2, True), (4, 3, False)])
+def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(affected: int, fresh: int, fires: bool) -> None:
     """The first of those struck has nothing to miss. Each other misses ten blocks, and each prompt computes ten."""
     scene = Watched(total=201, faults=[PREFIX_HITS])
     shared = list(range(40))
-    for number in range(fresh + struck):
+    for number in range(fresh + affected):
         prompt = shared if number >= fresh else [scene.lab.rng.randrange(1000, 9000) for _ in shared]
         scene.lab.arrive([*prompt, scene.lab.rng.randrange(1000)], max_tokens=1)
         scene.run_until_idle()

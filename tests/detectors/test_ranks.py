@@ -42,11 +42,13 @@ def rank(folder: Path, name: str, *, hangs: bool, busy: bool = True) -> Path:
 
 def watched(folder: Path, *names: str, hang: tuple[int, ...], busy: bool = True) -> Observer:
     """What all the ranks said, in the order of its time, without their ends; those in `hang`, by their place, do."""
-    said = [list(frames(rank(folder / str(n), name, hangs=n in hang, busy=busy))) for n, name in enumerate(names)]
-    ends = max(batches[-1].wall_ns for batches in said)
+    stated = [list(frames(rank(folder / str(n), name, hangs=n in hang, busy=busy))) for n, name in enumerate(names)]
+    ends = max(batches[-1].wall_ns for batches in stated)
     observer = Observer()
     observer.watch.feed(
-        batch for batch in heapq.merge(*said, key=lambda batch: batch.wall_ns) if batch.wall_ns <= ends - 1_000_000_000
+        batch
+        for batch in heapq.merge(*stated, key=lambda batch: batch.wall_ns)
+        if batch.wall_ns <= ends - 1_000_000_000
     )
     observer.watch.settle()
     return observer

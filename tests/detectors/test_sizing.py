@@ -17,14 +17,14 @@ from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, Plan, Reading
 from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis.memory_breakdown import bill_of, fit_requested, rounding
+from kvscope.monitor.analysis.memory_breakdown import breakdown_of, fit_requested, rounding
 from kvscope.monitor.events.description import KVGroup
 from kvscope.monitor.events.kinds import Cause, Preempt, Release
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.recording import Recording
 from tests.detectors.scenes import Observer, Spoken, value
-from tests.engine.test_memory import TOKEN, bill_with_graphs
+from tests.engine.test_memory import TOKEN, breakdown_with_graphs
 
 KV_TOO_SMALL = "sizing.kv-too-small"
 BLOCK_INFLATED = "sizing.block-inflated"
@@ -142,10 +142,10 @@ def test_a_pool_too_small_for_several_groups(tmp_path: Path, blocks: int, fires:
 
 @cache
 def plan_with_graphs(fault: str = "", share: float = 0.9) -> tuple[Plan, int]:
-    return bill_with_graphs(share, (fault,) if fault else ())
+    return breakdown_with_graphs(share, (fault,) if fault else ())
 
 
-def told(plan: Plan, free: int, *settings: str, total: int = 0) -> Spoken:
+def reported(plan: Plan, free: int, *settings: str, total: int = 0) -> Spoken:
     """An engine of that plan, of whose device so much is free."""
     scene = Spoken(settings=[*ANY_SHARE, *settings], kv_bytes_per_block=TOKEN)
     total = total or plan.total
@@ -162,34 +162,34 @@ def in_use(plan: Plan) -> int:
 @pytest.mark.parametrize("share", [0.9, 1.0])
 def test_a_sound_bill(share: float) -> None:
     plan, _ = plan_with_graphs(share=share)
-    assert told(plan, plan.total - in_use(plan)).alarms() == []
+    assert reported(plan, plan.total - in_use(plan)).alarms() == []
 
 
 def test_graphs_for_which_nothing_was_kept() -> None:
     code = "sizing.kv-too-large"
     plan, free = plan_with_graphs(code, share=1.0)
-    finding = told(plan, free).only(code)
+    finding = reported(plan, free).only(code)
     assert finding.verdict == "confirmed"
     assert value(finding, "graphs_actual") == plan.graphs
     assert value(finding, "graphs_reserved") == 0
     smaller = plan.kv_pool - plan.graphs - DEVICE_HEADROOM
     assert f"--kv-cache-memory-bytes {max(smaller, 0)}," in finding.change[0]
-    assert told(plan, DEVICE_HEADROOM).alarms() == []
+    assert reported(plan, DEVICE_HEADROOM).alarms() == []
 
 
 def test_an_estimate_that_adds_up_what_is_shared() -> None:
     code = "sizing.overreserved"
     plan, _ = plan_with_graphs(code)
-    finding = told(plan, plan.total - in_use(plan)).only(code)
+    finding = reported(plan, plan.total - in_use(plan)).only(code)
     assert finding.verdict == "confirmed"
     assert value(finding, "graphs_reserved_unused") == plan.graphs_estimated - plan.graphs
-    assert told(plan, plan.total - in_use(plan), f"{code}.min_share=0.01").alarms() == []
+    assert reported(plan, plan.total - in_use(plan), f"{code}.min_share=0.01").alarms() == []
 
 
 def test_advice_that_subtracts_graphs_twice() -> None:
     code = "sizing.bad-suggestion"
     plan, _ = plan_with_graphs(code)
-    finding = told(plan, plan.total - in_use(plan)).only(code)
+    finding = reported(plan, plan.total - in_use(plan)).only(code)
     assert (finding.verdict, "share" in finding.missing) == ("likely", True)
     assert value(finding, "computed_kv_cache") == plan.kv_pool
     assert value(finding, "suggested_kv_cache") == plan.fit_requested
@@ -258,15 +258,15 @@ def test_the_bill_of_a_real_log_is_sound() -> None:
 
 def test_advice_in_a_log_is_held_against_the_sums_of_its_own_bill() -> None:
     _, facts = read(SEED)
-    bill = bill_of(facts)[0]
+    breakdown = breakdown_of(facts)[0]
     (advised,) = re.findall(r"--kv-cache-memory=(\d+)` to fit", SEED)
-    wrong = int(advised) - bill.graphs
+    wrong = int(advised) - breakdown.graphs
     observer, _ = read(SEED.replace(advised, str(wrong)))
     finding = observer.only("sizing.bad-suggestion")
     assert finding.verdict == "confirmed"
     assert value(finding, "suggested_kv_cache") == wrong
-    assert value(finding, "computed_kv_cache") == fit_requested(bill).kv_cache_memory
-    slightly = int(advised) - rounding(bill) // 4
+    assert value(finding, "computed_kv_cache") == fit_requested(breakdown).kv_cache_memory
+    slightly = int(advised) - rounding(breakdown) // 4
     assert read(SEED.replace(advised, str(slightly)))[0].alarms() == []
 
 

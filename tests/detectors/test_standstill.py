@@ -15,10 +15,10 @@ ENGINE_STALLED = "stuck.engine-stalled"
 HANGS = "The server hangs and never responds again."
 
 
-def found(moments: Sequence[Moment], *said: str) -> list[FindingReport]:
+def found(moments: Sequence[Moment], *stated: str) -> list[FindingReport]:
     """All findings above information, from the log of these moments and what a person wrote above it."""
     watch = Pipeline()
-    watch.feed(Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records([*said, *log_lines(moments)]))
+    watch.feed(Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records([*stated, *log_lines(moments)]))
     watch.settle()
     return [finding for finding in watch.findings() if finding.severity != "info"]
 

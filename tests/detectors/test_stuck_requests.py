@@ -15,8 +15,8 @@ from tests.detectors.leaks import fetching
 from tests.detectors.scenes import Spoken, Watched, never_fits, value
 
 
-def struck(scene: Watched, code: str) -> list[str]:
-    return scene.lab.faults.on[code].struck
+def affected(scene: Watched, code: str) -> list[str]:
+    return scene.lab.faults.on[code].affected
 
 
 def table(scene: Watched, name: str) -> list[int]:
@@ -57,7 +57,7 @@ def is_resolved(scene: Watched, fired: FindingReport) -> None:
 def test_a_fetch_that_does_not_end() -> None:
     scene = stuck.remote_load(keys=":every=2")
     finding = fires_after(scene, "stuck.remote-load")
-    names = struck(scene, "stuck.remote-load")
+    names = affected(scene, "stuck.remote-load")
     assert finding.culprits.requests == names
     assert len(names) == 2
     assert finding.culprits.blocks == sorted(block for name in names for block in table(scene, name))
@@ -188,7 +188,7 @@ def test_an_engine_with_nothing_to_do_is_idle() -> None:
 def test_a_request_that_is_ready_and_not_looked_at() -> None:
     scene = stuck.promotion_starved()
     finding = fires_after(scene, "stuck.promotion-starved")
-    assert finding.culprits.requests == struck(scene, "stuck.promotion-starved") == ["r-1"]
+    assert finding.culprits.requests == affected(scene, "stuck.promotion-starved") == ["r-1"]
     assert finding.culprits.blocks == table(scene, "r-1")
     scene.lab.abort(next(iter(scene.lab.scheduler.requests.values())))
     is_resolved(scene, finding)
@@ -245,7 +245,7 @@ def test_fetched_requests_behind_a_head_that_lacks_their_blocks() -> None:
     scene = stuck.parked_loads()
     finding = fires_after(scene, "stuck.parked-loads")
     head = scene.lab.scheduler.waiting.head()
-    assert set(struck(scene, "stuck.parked-loads")) == {head.id} == {value(finding, "head_request")}
+    assert set(affected(scene, "stuck.parked-loads")) == {head.id} == {value(finding, "head_request")}
     parked = [request for request in scene.lab.scheduler.waiting if request is not head]
     assert finding.culprits.requests == [request.id for request in parked]
     assert finding.culprits.blocks == table(scene, parked[0].id)
@@ -274,7 +274,7 @@ def test_a_fetched_request_that_was_ready_before_the_head_came_is_not_behind_it(
 def test_a_running_request_that_is_given_nothing() -> None:
     scene = stuck.zero_token()
     finding = fires_after(scene, "stuck.zero-token")
-    assert finding.culprits.requests == struck(scene, "stuck.zero-token") == ["r-1"]
+    assert finding.culprits.requests == affected(scene, "stuck.zero-token") == ["r-1"]
     assert finding.culprits.blocks == table(scene, "r-1")
     assert value(finding, "blocks_free") == scene.lab.pool.num_free
     scene.lab.abort(scene.lab.scheduler.running[0])
@@ -334,7 +334,7 @@ def test_a_request_that_preempts_itself_for_ever() -> None:
         assert not scene.firing("stuck.self-preempt")
     scene.live(3)
     finding = scene.only("stuck.self-preempt")
-    assert finding.culprits.requests == struck(scene, "stuck.self-preempt") == [request.id]
+    assert finding.culprits.requests == affected(scene, "stuck.self-preempt") == [request.id]
     assert value(finding, "self_preemptions") == request.num_preemptions > least
     assert value(finding, "peak_blocks") == value(finding, "blocks_usable") == scene.lab.pool.usable
     assert f"--max-model-len {scene.lab.pool.usable * scene.lab.manager.block_size}" in finding.change[0]
@@ -356,7 +356,7 @@ def test_a_head_that_holds_back_what_would_fit() -> None:
     scene.live(8, every=2)
     finding = scene.only("stuck.head-of-line")
     assert (finding.severity, finding.verdict) == ("warning", "confirmed")
-    assert finding.culprits.requests == struck(scene, "stuck.head-of-line") == [head.id]
+    assert finding.culprits.requests == affected(scene, "stuck.head-of-line") == [head.id]
     assert head.shortage == (value(finding, "blocks_needed"), value(finding, "blocks_free_for_it"))
     assert value(finding, "waiting_that_fit") == 1
     assert "short" in finding.explanation
@@ -409,8 +409,8 @@ def test_a_fetch_that_does_not_end_beside_one_that_did_and_is_not_looked_at() ->
         scene.lab.arrive(40)
     scene.live(40)
     (fetch,), (starved,) = scene.firing("stuck.remote-load"), scene.firing("stuck.promotion-starved")
-    assert fetch.culprits.requests == struck(scene, fetch.code)
-    assert starved.culprits.requests == struck(scene, starved.code)
+    assert fetch.culprits.requests == affected(scene, fetch.code)
+    assert starved.culprits.requests == affected(scene, starved.code)
     assert not set(fetch.culprits.requests) & set(starved.culprits.requests)
 
 
@@ -421,7 +421,7 @@ def test_a_request_that_never_fits_behind_fetched_ones_that_block_each_other() -
     scene.live(30)
     (large,), (parked,) = scene.firing("stuck.never-fits"), scene.firing("stuck.parked-loads")
     assert large.culprits.requests == [big.id]
-    assert value(parked, "head_request") in struck(scene, parked.code)
+    assert value(parked, "head_request") in affected(scene, parked.code)
     assert not {big.id, value(parked, "head_request")} & set(parked.culprits.requests)
 
 

@@ -29,13 +29,13 @@ def test_prompts_that_throw_each_other_out() -> None:
     scene = waste.preemption()
     scene.watch.settle()
     finding = scene.only(PREEMPTION)
-    told = preempted(scene)
+    reported = preempted(scene)
     assert finding.verdict == "confirmed"
-    assert finding.culprits.requests == list(dict.fromkeys(f"r-{number}" for number, _ in told))
-    assert value(finding, "tokens_wasted") == sum(tokens for _, tokens in told)
+    assert finding.culprits.requests == list(dict.fromkeys(f"r-{number}" for number, _ in reported))
+    assert value(finding, "tokens_wasted") == sum(tokens for _, tokens in reported)
     assert value(finding, "tokens_computed") == scene.ledger.state.totals.computed_tokens
-    struck = set(scene.lab.faults.on[PREEMPTION].struck)
-    assert set(finding.culprits.requests) <= struck
+    affected = set(scene.lab.faults.on[PREEMPTION].affected)
+    assert set(finding.culprits.requests) <= affected
 
 
 def test_it_is_over_when_nobody_is_thrown_out_any_more() -> None:
@@ -69,8 +69,8 @@ def test_preemptions_that_free_nothing() -> None:
     finding = scene.only(CASCADE)
     assert finding.verdict == "confirmed"
     assert value(finding, "blocks_freed_during_pass") == 0
-    told = dict.fromkeys(f"r-{number}" for number, _ in preempted(scene))
-    assert set(finding.culprits.requests) <= set(told)
+    reported = dict.fromkeys(f"r-{number}" for number, _ in preempted(scene))
+    assert set(finding.culprits.requests) <= set(reported)
     fewest = scene.watch.settings(THRESHOLDS[f"{CASCADE}.min_requests"])
     assert int(value(finding, "preempted_in_one_pass")) >= fewest
     scene.live(scene.watch.settings(THRESHOLDS[f"{CASCADE}.remember_s"]) + 5)

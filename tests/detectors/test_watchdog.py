@@ -38,7 +38,7 @@ def test_it_says_so_too() -> None:
     record = scene.ledger.request(big.id)
     assert record is not None
     assert (record.stalled_cause, record.status) == (Cause.KV_BLOCKS, Status.WAITING)
-    assert "says so too" in str(value(scene.only("stuck.never-fits"), "engine_watchdog"))
+    assert "reports it too" in str(value(scene.only("stuck.never-fits"), "engine_watchdog"))
     view = next(r for r in scene.watch.requests(scene.ledger.engine) if r.id == big.id)
     assert view.stalled
     # Aborted, it takes nobody else with it: the others move, and are stalled no more.

@@ -112,8 +112,8 @@ def wrong_sizes(settings: Settings) -> None:
         scene.log.preempted(number, Preempt.KV_BLOCKS, 9, 1, 4)
     total, kept, pool = 1 << 40, 1 << 36, 1 << 38
     for graphs, estimated in ((kept, 0), (1, kept)):
-        bill = (0, 0, estimated, graphs, 0, pool, -1, -1, pool, pool)
-        scene.log.memory([total, 0, total, 0, *bill])
+        breakdown = (0, 0, estimated, graphs, 0, pool, -1, -1, pool, pool)
+        scene.log.memory([total, 0, total, 0, *breakdown])
         scene.wait(1)
     coarse = Watched(settings, block_size=256, total=9)
     for _ in range(4):

@@ -106,7 +106,7 @@ def test_a_target_that_names_nothing_is_left_out_and_the_others_are_read(address
 
 @pytest.mark.parametrize("document", [{}, ["a:1"], [{"targets": "a:1"}], [{"labels": {}}], [{"targets": [1]}], None])
 def test_what_is_no_list_of_groups_is_refused(document: object) -> None:
-    with pytest.raises(DiscoveryFailed, match="is no list of target groups"):
+    with pytest.raises(DiscoveryFailed, match="is not a list of target groups"):
         found_targets(document, {}, "here")
 
 

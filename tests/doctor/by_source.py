@@ -84,7 +84,7 @@ def from_the_stream() -> dict[str, Seen]:
     for name, incident in INCIDENTS.items():
         with tempfile.TemporaryDirectory() as folder:
             bench_simulated(incident.load, incident.config, incident.seconds, Path(folder))
-            found[name] = told([folder])
+            found[name] = reported([folder])
     return found
 
 
@@ -101,15 +101,15 @@ def from_the_page() -> dict[str, Seen]:
 
 def from_prometheus(url: str) -> dict[str, Seen]:
     """What that server has stored of each."""
-    return {name: told([], url, name) for name in INCIDENTS}
+    return {name: reported([], url, name) for name in INCIDENTS}
 
 
 def from_the_log() -> dict[str, Seen]:
     """Each server's log."""
-    return {name: told([str(DATA / f"{name}.log.gz")]) for name in INCIDENTS}
+    return {name: reported([str(DATA / f"{name}.log.gz")]) for name in INCIDENTS}
 
 
-def told(targets: Sequence[str], prometheus: str = "", of: str = "") -> Seen:
+def reported(targets: Sequence[str], prometheus: str = "", of: str = "") -> Seen:
     """What the doctor says of these, or of one engine that a Prometheus server has."""
     report = examine(targets, Settings(), prometheus=[prometheus] if prometheus else [])
     assert [target.status for target in report.targets] == ["ok"], report.targets

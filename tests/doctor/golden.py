@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvscope.monitor.cli import main
-from kvscope.monitor.incidents.lab_run import bring_about
+from kvscope.monitor.incidents.lab_run import inject_fault
 from kvscope.monitor.incidents.scenarios import SCENARIOS
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.recording import Recording
@@ -24,7 +24,7 @@ GOLDEN: Final = Path(__file__).parent / "golden"
 RECORDING: Final = "recording"
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """A scenario, and the commands of which the output is kept, by name."""
 
     scenario: str
@@ -41,14 +41,16 @@ def _commands(explain: str, *windows: str) -> dict[str, tuple[str, ...]]:
 
 
 TOLD: Final = {
-    "leak.finished-held": Told("leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:14:42")),
-    "stuck.never-fits": Told("stuck.never-fits chat", _commands("request large-0", "..22:13:25", "22:13:25..")),
-    "collapse.lockstep": Told("collapse.lockstep bare", _commands("drop", "20s..")),
-    "thrash.preemption": Told("thrash.preemption bare", _commands("request r-1", "20s..")),
-    "stuck.engine-stalled": Told(
+    "leak.finished-held": Reported(
+        "leak.finished-held chat", _commands("request r-0", "..22:13:24", "22:13:24..22:14:42")
+    ),
+    "stuck.never-fits": Reported("stuck.never-fits chat", _commands("request large-0", "..22:13:25", "22:13:25..")),
+    "collapse.lockstep": Reported("collapse.lockstep bare", _commands("drop", "20s..")),
+    "thrash.preemption": Reported("thrash.preemption bare", _commands("request r-1", "20s..")),
+    "stuck.engine-stalled": Reported(
         "stuck.engine-stalled:after=100:limit=1 chat", _commands("request s-5", "..22:13:26", "22:13:26..")
     ),
-    "corrupt.double-free": Told(
+    "corrupt.double-free": Reported(
         "corrupt.double-free:limit=1 once", _commands("block 1", "..22:13:24", "22:13:24..22:13:37")
     ),
 }
@@ -59,7 +61,7 @@ def recorded(code: str) -> Iterator[Path]:
     """The incident's recording, in a directory that is the current one meanwhile: its path is always the same."""
     scenario = next(each for each in SCENARIOS if each.name == TOLD[code].scenario)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        _, life = bring_about(scenario, 0, Path(RECORDING))
+        _, life = inject_fault(scenario, 0, Path(RECORDING))
         try:
             yield Path(RECORDING)
         finally:
@@ -79,8 +81,8 @@ def outputs(code: str) -> dict[Path, str]:
     watch = Pipeline()
     watch.feed(Recording(Path(RECORDING)))
     watch.settle()
-    told = {name: printed(*arguments) for name, arguments in TOLD[code].commands.items()} | {"top": shown(watch)}
-    return {GOLDEN / f"{code}.{name}.txt": text for name, text in told.items()}
+    reported = {name: printed(*arguments) for name, arguments in TOLD[code].commands.items()} | {"top": shown(watch)}
+    return {GOLDEN / f"{code}.{name}.txt": text for name, text in reported.items()}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ WAITING: Final = frozenset(range(Status.WAITING, Status.FINISHED_STOPPED)) - {St
 LOOK_NS: Final = 100_000_000
 
 
-class Heard(NamedTuple):
+class ReceivedRecords(NamedTuple):
     """An event, its position, the wall time that it was said at and that its batch was packed at, and the names told
     with it; `closes` its batch or not.
     """
@@ -36,7 +36,7 @@ class Heard(NamedTuple):
     closes: bool
 
 
-def heard(directory: Path) -> Iterator[Heard]:
+def received(directory: Path) -> Iterator[ReceivedRecords]:
     """All of a recording, in order."""
     mono = 0
     for frame in Recording(directory):
@@ -47,7 +47,7 @@ def heard(directory: Path) -> Iterator[Heard]:
                     mono = event.args[0]
                 at_ns = (event.args[0] if event.kind in ELSEWHERE else mono) + frame.wall_ns - frame.mono_ns
                 position = f"{frame.epoch}/{frame.sequence}/{index}"
-                yield Heard(position, at_ns, frame.wall_ns, event, frame.texts, index == len(events) - 1)
+                yield ReceivedRecords(position, at_ns, frame.wall_ns, event, frame.texts, index == len(events) - 1)
 
 
 class Look(NamedTuple):
@@ -70,7 +70,7 @@ class Asked:
         self.blocks_at_end = self.preemptions = self.lost = self.passed_over = 0
         self.needed = self.free_then = 0
         self.outputs_when_let_in = self.lost_last = 0
-        self.in_vain: list[int] = []
+        self.without_output: list[int] = []
         """What each preemption before any output since it was let in has cost, in tokens."""
         self.waited: Counter[int] = Counter()
 
@@ -162,7 +162,7 @@ class Plain:
 
     # ---------------------------------------------------------------- the fold
 
-    def fold(self, one: Heard) -> None:
+    def fold(self, one: ReceivedRecords) -> None:
         event, a, number = one.event, one.event.args, one.event.request
         self.now = one.at_ns
         asked = self.requests.get(number)
@@ -232,7 +232,7 @@ class Plain:
                 asked.lost_last = a[3]
                 asked.computed = 0
                 if asked.outputs == asked.outputs_when_let_in:
-                    asked.in_vain.append(a[3])
+                    asked.without_output.append(a[3])
             case Kind.FINISHED:
                 self._move(asked, a[0], Cause.NONE)
                 asked.finished, asked.blocks_at_end = self.now, len(asked.blocks)

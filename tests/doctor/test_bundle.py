@@ -44,7 +44,7 @@ def private(batch: Batch) -> Batch:
     """As of an engine that says more of itself than a lab."""
     if NO_REQUEST not in batch.texts:
         return batch
-    said = msgspec.structs.replace(
+    stated = msgspec.structs.replace(
         parse_description(batch.texts[NO_REQUEST]),
         model=MODEL,
         served_model_name=MODEL,
@@ -53,7 +53,7 @@ def private(batch: Batch) -> Batch:
         device=f"cuda on {socket.gethostname()} of {HOST}",
         other={"cache_dir": "/home/s3cret-path", "layers": 12},
     )
-    return msgspec.structs.replace(batch, texts={**batch.texts, NO_REQUEST: said.to_json()})
+    return msgspec.structs.replace(batch, texts={**batch.texts, NO_REQUEST: stated.to_json()})
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,8 @@ def test_nobody_is_named_and_the_same_is_found(
     assert again["balances"][0]["configuration"].get("pid") is None
 
     # One name is one word wherever it stands.
-    told = json.loads(contents(bundle)["report.json"])
-    culprits = next(f for f in told["findings"] if f["code"] == "leak.finished-held")["culprits"]["requests"]
+    reported = json.loads(contents(bundle)["report.json"])
+    culprits = next(f for f in reported["findings"] if f["code"] == "leak.finished-held")["culprits"]["requests"]
     assert culprits == next(f for f in again["findings"] if f["code"] == "leak.finished-held")["culprits"]["requests"]
     main(["explain", "request", culprits[0], str(bundle)])
     assert culprits[0] in capsys.readouterr().out

@@ -51,8 +51,8 @@ def bundle_of(words: dict[str, object], folder: Path) -> Path:
 def described(batch: Batch, words: dict[str, object]) -> Batch:
     if NO_REQUEST not in batch.texts:
         return batch
-    said = msgspec.structs.replace(parse_description(batch.texts[NO_REQUEST]), **words)
-    return msgspec.structs.replace(batch, texts={**batch.texts, NO_REQUEST: said.to_json()})
+    stated = msgspec.structs.replace(parse_description(batch.texts[NO_REQUEST]), **words)
+    return msgspec.structs.replace(batch, texts={**batch.texts, NO_REQUEST: stated.to_json()})
 
 
 def description_in(bundle: Path, folder: Path) -> EngineDescription:
@@ -74,5 +74,5 @@ def test_a_word_of_the_owner_is_not_in_it(field: str, tmp_path: Path, capsys: py
 
 
 def test_words_that_engines_define_are_kept(tmp_path: Path) -> None:
-    told = description_in(bundle_of(PUBLIC_WORDS, tmp_path), tmp_path)
-    assert {name: getattr(told, name) for name in PUBLIC_WORDS} == PUBLIC_WORDS
+    reported = description_in(bundle_of(PUBLIC_WORDS, tmp_path), tmp_path)
+    assert {name: getattr(reported, name) for name in PUBLIC_WORDS} == PUBLIC_WORDS

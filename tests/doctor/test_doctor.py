@@ -103,17 +103,17 @@ def test_a_recording_with_a_leak_names_its_culprits(capsys: pytest.CaptureFixtur
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], leaking: Path, healthy: Path, tmp_path: Path) -> None:
-    nobody = f"ipc://{tmp_path}/nobody"
+    silent = f"ipc://{tmp_path}/nobody"
     assert doctor_json(capsys, healthy)[0] == 0
     assert doctor_json(capsys, leaking)[0] == 1
     assert doctor_json(capsys, leaking, "--fail-on", "error")[0] == 1
     assert doctor_json(capsys, leaking, "--fail-on", "never")[0] == 0
     assert doctor_json(capsys, DATA / "lockstep-collapse.log.gz", "--fail-on", "error")[0] == 0
     assert doctor_json(capsys, tmp_path / "missing")[0] == 2
-    assert doctor_json(capsys, nobody, "--timeout", "0.2")[0] == 3
-    assert doctor_json(capsys, healthy, nobody, "--timeout", "0.2")[0] == 3
-    assert doctor_json(capsys, leaking, nobody, "--timeout", "0.2")[0] == 1
-    assert doctor_json(capsys, leaking, nobody, tmp_path / "missing", "--timeout", "0.2")[0] == 2
+    assert doctor_json(capsys, silent, "--timeout", "0.2")[0] == 3
+    assert doctor_json(capsys, healthy, silent, "--timeout", "0.2")[0] == 3
+    assert doctor_json(capsys, leaking, silent, "--timeout", "0.2")[0] == 1
+    assert doctor_json(capsys, leaking, silent, tmp_path / "missing", "--timeout", "0.2")[0] == 2
     assert main(["doctor", str(healthy), "--set", "leak.finished-held.grace=3"]) == 2
     assert "leak.finished-held.grace_s" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
@@ -136,9 +136,9 @@ def test_what_cannot_be_told_is_named(capsys: pytest.CaptureFixture[str], tmp_pa
         ("missing", "bad-target", "no such file"),
     ):
         _, printed = doctor_json(capsys, tmp_path / target)
-        (told,) = printed["targets"]
-        assert told["status"] == expected, target
-        assert says in told["error"]
+        (reported,) = printed["targets"]
+        assert reported["status"] == expected, target
+        assert says in reported["error"]
         assert printed["findings"] == printed["balances"] == []
 
 

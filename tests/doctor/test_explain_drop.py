@@ -14,7 +14,7 @@ from tests.detectors.waste import preempt_all
 from tests.recordings import recording_of
 
 
-def told(capsys: pytest.CaptureFixture[str], scene: Watched, directory: Path, *arguments: str) -> str:
+def reported(capsys: pytest.CaptureFixture[str], scene: Watched, directory: Path, *arguments: str) -> str:
     recording = recording_of(scene.lab, directory)
     assert main(["explain", "drop", str(recording), *arguments]) == 0
     text = capsys.readouterr().out
@@ -23,18 +23,18 @@ def told(capsys: pytest.CaptureFixture[str], scene: Watched, directory: Path, *a
 
 
 def test_requests_that_finish_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = told(capsys, lockstep(), tmp_path / "a", "--window", "4")
-    said = " ".join(text.split())
-    assert "Usage fell from" in said
-    assert " blocks became free (" in said
-    assert " finished). " in said
-    assert "no preemption" in said
+    text = reported(capsys, lockstep(), tmp_path / "a", "--window", "4")
+    stated = " ".join(text.split())
+    assert "Usage fell from" in stated
+    assert " blocks became free (" in stated
+    assert " finished). " in stated
+    assert "no preemption" in stated
     assert [line for line in text.splitlines() if line.isupper()] == ["BLOCKS", "REQUESTS", "STEPS"]
 
 
 def test_requests_that_are_preempted_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     scene = preempt_all()
-    text = told(capsys, scene, tmp_path / "a", "--window", "4")
+    text = reported(capsys, scene, tmp_path / "a", "--window", "4")
     assert f"{sum(scene.ledger.state.totals.preemptions.values())} preemptions" in " ".join(text.split())
     assert " for r-2 (KV_BLOCKS): " in text
 
@@ -45,7 +45,7 @@ def test_throughput_that_vanishes(capsys: pytest.CaptureFixture[str], tmp_path: 
     middle = timestamp(scene.now_ns + 2_000_000_000)
     assert middle is not None
     scene.beat(8)
-    text = " ".join(told(capsys, scene, tmp_path / "a", "--at", middle, "--window", "4").split())
+    text = " ".join(reported(capsys, scene, tmp_path / "a", "--at", middle, "--window", "4").split())
     assert "Usage did not fall" in text
     assert f"0 tokens were generated, {scene.ledger.state.totals.output_tokens} in as long before" in text
     assert "no step ended for 4.0 s" in text
@@ -64,7 +64,7 @@ def test_what_is_asked_wrongly(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     with pytest.raises(SystemExit) as usage:
         main(["explain", "drop", recording, "--at", "noon"])
     assert usage.value.code == 2
-    assert "'noon' is no time" in capsys.readouterr().err
+    assert "'noon' is not a time" in capsys.readouterr().err
     assert main(["explain", "drop", recording, "--engine", "another"]) == 3
     assert "another" in capsys.readouterr().err
     # Another day: nothing of it is kept, and that is said.

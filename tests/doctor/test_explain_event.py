@@ -47,13 +47,13 @@ def test_the_pool_the_request_and_the_block_are_those_just_after_it(
 ) -> None:
     (finding,) = as_json(capsys, "doctor", str(recording))["findings"]
     held = next(item for item in finding["evidence"] if item["name"] == "blocks_held")
-    told = as_json(capsys, "explain", "event", held["position"], str(recording))
-    assert told["event"]["position"] == held["position"]
-    assert told["request"]["request"]["id"] == finding["culprits"]["requests"][-1]
-    assert told["request"]["request"]["deferred"]
-    assert told["pool"]["balance"]["finished"] == held["value"]
-    assert told["block"]["block"] == told["event"]["blocks"][0]
-    places = [tuple(map(int, one["position"].split("/"))) for one in told["around"]]
+    reported = as_json(capsys, "explain", "event", held["position"], str(recording))
+    assert reported["event"]["position"] == held["position"]
+    assert reported["request"]["request"]["id"] == finding["culprits"]["requests"][-1]
+    assert reported["request"]["request"]["deferred"]
+    assert reported["pool"]["balance"]["finished"] == held["value"]
+    assert reported["block"]["block"] == reported["event"]["blocks"][0]
+    places = [tuple(map(int, one["position"].split("/"))) for one in reported["around"]]
     assert places == sorted(places)
     before = as_json(capsys, "explain", "event", finding["position"], str(recording))
     assert before["pool"]["balance"]["finished"] < held["value"]
@@ -66,15 +66,15 @@ def test_an_event_of_any_kind_can_be_opened(recording: Path, capsys: pytest.Capt
             seen.setdefault(event.kind, f"{frame.epoch}/{frame.sequence}/{index}")
     assert {Kind.STARTED, Kind.CLOCK, Kind.PROGRESSED, Kind.AUDIT_BLOCKS, Kind.RELEASED} <= seen.keys()
     for kind, position in seen.items():
-        told = as_json(capsys, "explain", "event", position, str(recording))
-        assert told["event"]["kind"] == Kind(kind).name.lower()
-        assert position in [one["position"] for one in told["around"]]
+        reported = as_json(capsys, "explain", "event", position, str(recording))
+        assert reported["event"]["kind"] == Kind(kind).name.lower()
+        assert position in [one["position"] for one in reported["around"]]
 
 
 def test_what_is_asked_wrongly(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("12", "1/2", "noon", "1/2/x"):
         assert main(["explain", "event", wrong, str(recording)]) == 2
-        assert f"'{wrong}' is no position of an event: give epoch/sequence/event" in capsys.readouterr().err
+        assert f"'{wrong}' is not a position of an event: give epoch/sequence/event" in capsys.readouterr().err
     (finding,) = as_json(capsys, "doctor", str(recording))["findings"]
     epoch, sequence, _ = finding["position"].split("/")
     for missing in (f"{epoch}/999999/0", f"1/{sequence}/0"):

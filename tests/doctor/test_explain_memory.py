@@ -80,15 +80,15 @@ def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_what_there_is_of_a_bill_of_before_vllm_had_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The engine of before V1 says neither what was free at its start nor what graphs take."""
-    told = [
+    reported = [
         WORDINGS[f"0.8, the engine of before V1, {what}"] for what in ("what it may use", "what it uses", "weights")
     ]
     log = tmp_path / "old.log"
-    log.write_text("\n".join(line for line, _ in told))
+    log.write_text("\n".join(line for line, _ in reported))
     code, report, error = explain(capsys, log)
     assert code == 3
     assert report["breakdown"] is None
-    assert report["sizing"] == {name: value for _, facts in told for name, value in facts.items()}
+    assert report["sizing"] == {name: value for _, facts in reported for name, value in facts.items()}
     assert "Free memory on device" in error
     main(["explain", "memory", str(log)])
     assert "21.21" in capsys.readouterr().out
@@ -109,10 +109,10 @@ def test_the_device_of_an_engine_and_why_the_process_does_not_shrink(
     assert main(["explain", "memory", str(tmp_path)]) == 0
     printed = capsys.readouterr().out.replace(str(tmp_path), "run")
     assert "WHY THE PROCESS'S MEMORY DOES NOT FALL" in printed
-    said = " ".join(printed.split())
-    assert f"one KV pool of {known['kv_pool'] / GIB_B:.3f} GiB" in said
-    assert "Pool usage now: 0.0 %" in said
-    assert f"device in all {512 / 1024:.3f} GiB" in said
+    stated = " ".join(printed.split())
+    assert f"one KV pool of {known['kv_pool'] / GIB_B:.3f} GiB" in stated
+    assert "Pool usage now: 0.0 %" in stated
+    assert f"device in all {512 / 1024:.3f} GiB" in stated
     assert max(map(len, printed.splitlines())) <= 80
 
 

@@ -27,5 +27,5 @@ def test_what_is_printed(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_file_is_left_over() -> None:
-    wanted = {f"{code}.{name}.txt" for code, told in TOLD.items() for name in (*told.commands, "top")}
+    wanted = {f"{code}.{name}.txt" for code, reported in TOLD.items() for name in (*reported.commands, "top")}
     assert {path.name for path in GOLDEN.iterdir()} == wanted

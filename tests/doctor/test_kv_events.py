@@ -45,7 +45,7 @@ def check(code: int, printed: dict[str, Any], batches: list[Recorded]) -> None:
     events = [event for batch in batches for event in batch.events]
     stored = sum(len(event["block_hashes"]) for event in events if event["type"] == "BlockStored")
     assert any(f"{stored:,} stored" in note for note in seen["notes"])
-    assert any("KV events do not tell usage" in note for note in seen["notes"])
+    assert any("KV events do not show usage" in note for note in seen["notes"])
     (balance,) = printed["balances"]
     assert (balance["usage"], balance["running_requests"], balance["total"]) == (None, None, None)
 

@@ -75,7 +75,7 @@ def test_what_is_no_address(capsys: pytest.CaptureFixture[str], url: str) -> Non
     for arguments in ((url,), ("--prometheus", url)):
         code, printed = doctor_json(capsys, *arguments)
         assert code == 2
-        assert "is no address" in printed["targets"][0]["error"]
+        assert "is not an address" in printed["targets"][0]["error"]
 
 
 def test_requests_and_blocks_are_not_on_a_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def test_what_is_no_prometheus_server(capsys: pytest.CaptureFixture[str]) -> Non
         code, printed = doctor_json(capsys, "--prometheus", server.url)
         assert code == 3
         error = printed["targets"][0]["error"]
-        assert "refuses the query (bad_data): its own log says why" in error
+        assert "refuses the query (bad_data): see its log for the reason" in error
         assert "too many samples" not in error
         series = '{"metric": {"__name__": "vllm:num_requests_running"}, "values": [[%s, "%s"]]}'
         for at, value in (("1.5", "many"), ("-1", "0"), ("1e300", "0"), ("1.5", "NaN")):

@@ -83,10 +83,10 @@ def test_a_bill_is_told_though_nothing_can_be_judged(capsys: pytest.CaptureFixtu
     assert code == 3
     (note,) = printed["targets"][0]["notes"]
     main(["explain", "memory", "--log", str(DATA / "seed-002.log"), "--format", "json"])
-    bill = json.loads(capsys.readouterr().out)
-    for name, size in bill["parts"].items():
+    breakdown = json.loads(capsys.readouterr().out)
+    for name, size in breakdown["parts"].items():
         assert f"{size / 2**30:.2f} {name}" in note
-    assert f"--kv-cache-memory={bill['suggestions']['fit_requested_bytes']}" in note
+    assert f"--kv-cache-memory={breakdown['suggestions']['fit_requested_bytes']}" in note
 
 
 OMITTED = """The KV cache is sized by a memory profile, which ends before CUDA graphs are captured and leaves them out.
@@ -97,9 +97,9 @@ On another model with gpu-memory-utilization=0.99 the capture then ends in OOM.
 def test_a_report_on_graphs_beside_a_profile_that_left_them_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    bill = (DATA / "seed-002.log").read_text()
+    breakdown = (DATA / "seed-002.log").read_text()
     report = tmp_path / "report.txt"
-    report.write_text(OMITTED + bill)
+    report.write_text(OMITTED + breakdown)
     code, printed = doctor_json(capsys, report)
     assert code == 1
     (finding,) = [each for each in printed["findings"] if each["severity"] == "warning"]
@@ -113,10 +113,10 @@ def test_a_report_on_graphs_beside_a_profile_that_left_them_out(
     assert "to fit into the requested share adds up" in finding["explanation"]
 
     # Another suggestion that the device cannot hold; a pool within the share; a question without a complaint.
-    report.write_text(OMITTED + bill.replace("169914314752", "179914314752"))
+    report.write_text(OMITTED + breakdown.replace("169914314752", "179914314752"))
     finding = next(each for each in doctor_json(capsys, report)[1]["findings"] if each["severity"] == "warning")
     assert "to use all of the device overcommits the device by 9.1" in finding["explanation"]
-    for text in (OMITTED + bill.replace("152379699200", "151379699200"), "Why?\n" + bill):
+    for text in (OMITTED + breakdown.replace("152379699200", "151379699200"), "Why?\n" + breakdown):
         report.write_text(text)
         assert not [each for each in doctor_json(capsys, report)[1]["findings"] if each["severity"] != "info"]
 

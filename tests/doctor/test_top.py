@@ -23,7 +23,7 @@ from textual.widgets import DataTable  # noqa: E402
 
 from kvscope.monitor.cli import main  # noqa: E402
 from kvscope.monitor.detectors.thresholds import Settings  # noqa: E402
-from kvscope.monitor.doctor.top_screen import Looker, Story, Top  # noqa: E402
+from kvscope.monitor.doctor.top_screen import EventHistoryScreen, Looker, Top  # noqa: E402
 from kvscope.monitor.doctor.watch_mode import open_live  # noqa: E402
 from kvscope.monitor.pipeline import Pipeline  # noqa: E402
 from tests.doctor.screen import SIZE, Still, drive, screen_of, shown, until  # noqa: E402
@@ -61,10 +61,10 @@ async def _look_at_a_stream(app: Top, pilot: Pilot[None]) -> None:
     await until(pilot, lambda: "by time in state" in screen_of(app))
     await until(pilot, lambda: table.row_count)
     await pilot.press("enter")
-    await until(pilot, lambda: isinstance(app.screen, Story))
+    await until(pilot, lambda: isinstance(app.screen, EventHistoryScreen))
     await until(pilot, lambda: f" on {LIVE}" in screen_of(app))
     await pilot.press("escape")
-    assert not isinstance(app.screen, Story)
+    assert not isinstance(app.screen, EventHistoryScreen)
 
 
 def test_two_engines_and_what_is_wrong_with_one() -> None:

@@ -23,8 +23,8 @@ from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.text import duration, percent
 from tests.doctor import golden
 from tests.doctor.golden import RECORDING, TOLD
-from tests.doctor.plain import Asked, Heard, Plain, heard
-from tests.doctor.traced import BORNE_OUT, OF_ALL, Case, Json, Told
+from tests.doctor.plain import Asked, Plain, ReceivedRecords, received
+from tests.doctor.traced import BORNE_OUT, OF_ALL, Case, Json, Reported
 
 NUMBER = re.compile(r"(?<![\w.,-])\d(?:[\d,]*\d)?(?:\.\d+)?(?![\w]|-\d)")
 NO_NUMBERS = re.compile(
@@ -41,7 +41,7 @@ MS: Final = 999_999
 
 
 @pytest.fixture(scope="module", params=TOLD)
-def told(request: pytest.FixtureRequest) -> Iterator[Told]:
+def reported(request: pytest.FixtureRequest) -> Iterator[Reported]:
     """One of the incidents, recorded in what is now the current directory."""
     code = request.param
     with golden.recorded(code):
@@ -49,11 +49,13 @@ def told(request: pytest.FixtureRequest) -> Iterator[Told]:
         watch.feed(Recording(Path(RECORDING)))
         watch.settle()
         commands = TOLD[code].commands
-        said = {name: _json(*arguments, "--format", "json") for name, arguments in commands.items()}
+        stated = {name: _json(*arguments, "--format", "json") for name, arguments in commands.items()}
         engine = watch.engines()[0].engine
         top = [watch.engines(), watch.requests(engine), watch.findings("firing")]
         now_ns = max(frame.wall_ns for frame in Recording(Path(RECORDING)))
-        yield Told(code, list(heard(Path(RECORDING))), watch, said | {"top": msgspec.to_builtins(top)}, now_ns, {})
+        yield Reported(
+            code, list(received(Path(RECORDING))), watch, stated | {"top": msgspec.to_builtins(top)}, now_ns, {}
+        )
 
 
 def _json(*arguments: str) -> Json:
@@ -64,11 +66,11 @@ def _json(*arguments: str) -> Json:
 
 
 @pytest.mark.parametrize("command", ["doctor", "explain", "diff", "top"])
-def test_each_number_is_in_the_json_of_the_same_command(told: Told, command: str) -> None:
-    text = told.text(command)
+def test_each_number_is_in_the_json_of_the_same_command(reported: Reported, command: str) -> None:
+    text = reported.text(command)
     shown = _without_advice(text) if command == "doctor" else text
     found = NUMBER.findall(NO_NUMBERS.sub("", shown.rpartition("(exit code")[0] or shown))
-    known = set(_written(told.said[command]))
+    known = set(_written(reported.stated[command]))
     assert found
     assert [number for number in found if number not in known] == []
 
@@ -85,30 +87,30 @@ def _without_advice(text: str) -> str:
     return "\n".join(kept)
 
 
-def _written(said: Json) -> Iterator[str]:
+def _written(stated: Json) -> Iterator[str]:
     """All numbers in it as they may be written, how long its lists are, and how much of the pool is whose."""
-    if isinstance(said, Mapping):
-        for value in said.values():
+    if isinstance(stated, Mapping):
+        for value in stated.values():
             yield from _written(value)
-        usable = said.get("usable") or (said.get("total") or 0) - (said.get("reserved") or 0)
+        usable = stated.get("usable") or (stated.get("total") or 0) - (stated.get("reserved") or 0)
         if usable:
-            levels = [value.get("used") for value in said.values() if isinstance(value, Mapping)]
-            blocks = [value for value in (*said.values(), *levels) if isinstance(value, int)]
+            levels = [value.get("used") for value in stated.values() if isinstance(value, Mapping)]
+            blocks = [value for value in (*stated.values(), *levels) if isinstance(value, int)]
             yield from (way for count in blocks for way in _ways(count / usable))
-    elif isinstance(said, list):
-        yield from _ways(len(said))
-        yield from (str(len(said) - most) for most in (3, 8))  # `r-1, r-2, r-3 and 7 more`
-        changes = [row["change"] for row in said if isinstance(row, Mapping) and isinstance(row.get("change"), str)]
+    elif isinstance(stated, list):
+        yield from _ways(len(stated))
+        yield from (str(len(stated) - most) for most in (3, 8))  # `r-1, r-2, r-3 and 7 more`
+        changes = [row["change"] for row in stated if isinstance(row, Mapping) and isinstance(row.get("change"), str)]
         yield from (str(changes.count(change)) for change in {*changes, "better", "worse"})
-        severities = [row["severity"] for row in said if isinstance(row, Mapping) and "severity" in row]
+        severities = [row["severity"] for row in stated if isinstance(row, Mapping) and "severity" in row]
         yield from (str(severities.count(severity)) for severity in severities)
-        for value in said:
+        for value in stated:
             yield from _written(value)
-    elif isinstance(said, str):
-        yield from NUMBER.findall(said)
-    elif isinstance(said, int | float):
-        yield from _ways(said)
-        yield str(said - 3)
+    elif isinstance(stated, str):
+        yield from NUMBER.findall(stated)
+    elif isinstance(stated, int | float):
+        yield from _ways(stated)
+        yield str(stated - 3)
 
 
 def _ways(value: float) -> Iterator[str]:
@@ -130,13 +132,13 @@ def _ways(value: float) -> Iterator[str]:
 # -------------------------------------------------------------------- doctor: the evidence, and the pool
 
 
-def test_each_item_of_evidence_is_borne_out_by_the_events_until_its_position(told: Told) -> None:
-    found = told.said["doctor"]["findings"]
-    assert told.code in {finding["code"] for finding in found}
+def test_each_item_of_evidence_is_borne_out_by_the_events_until_its_position(reported: Reported) -> None:
+    found = reported.stated["doctor"]["findings"]
+    assert reported.code in {finding["code"] for finding in found}
     for finding in found:
         for item in finding["evidence"]:
-            one, plain = told.at(item["position"])
-            case = Case(finding, item, one, plain, told)
+            one, plain = reported.at(item["position"])
+            case = Case(finding, item, one, plain, reported)
             assert BORNE_OUT[item["name"]](case) == item["value"], (finding["code"], item)
             if item["name"] not in OF_ALL and finding["culprits"]["requests"]:
                 own = {each.number for each in case.culprits}
@@ -144,36 +146,36 @@ def test_each_item_of_evidence_is_borne_out_by_the_events_until_its_position(tol
                 assert event.request < 0 or own.intersection((event.request, *event.ids)), (finding["code"], item)
 
 
-def test_a_finding_begins_at_the_event_that_its_position_names(told: Told) -> None:
-    for finding in told.said["doctor"]["findings"]:
-        one, _ = told.at(finding["position"])
+def test_a_finding_begins_at_the_event_that_its_position_names(reported: Reported) -> None:
+    for finding in reported.stated["doctor"]["findings"]:
+        one, _ = reported.at(finding["position"])
         if finding["since"]:  # what the books find at odds has the time at which its batch was packed
             assert any(abs(_ns(finding["since"]) - at_ns) < 10**6 for at_ns in (one.at_ns, one.packed_ns))
 
 
-def test_each_position_can_be_opened(told: Told) -> None:
-    engine = told.watch.engines()[0].engine
-    positions = {item["position"] for finding in told.said["doctor"]["findings"] for item in finding["evidence"]}
+def test_each_position_can_be_opened(reported: Reported) -> None:
+    engine = reported.watch.engines()[0].engine
+    positions = {item["position"] for finding in reported.stated["doctor"]["findings"] for item in finding["evidence"]}
     for position in sorted(positions):
-        opened = event_at(told.watch, [engine], position)
-        one, plain = told.at(position)
+        opened = event_at(reported.watch, [engine], position)
+        one, plain = reported.at(position)
         assert opened.event.kind == Kind(one.event.kind).name.lower()
         assert position in [each.position for each in opened.around]
         assert (opened.pool.running, opened.pool.waiting) == (len(plain.running()), len(plain.waiting()))
-        if told.code != "corrupt.double-free":  # whose counts are wrong from then on, which is what it is about
+        if reported.code != "corrupt.double-free":  # whose counts are wrong from then on, which is what it is about
             assert opened.pool.balance is not None
             assert opened.pool.balance.free + opened.pool.balance.cached_idle == plain.free
         if opened.request is not None:
             _is_borne_out(msgspec.to_builtins(opened.request.request), plain, _ns(opened.pool.at or ""))
 
 
-def test_the_pool_is_what_the_events_come_to(told: Told) -> None:
-    (balance,) = told.said["doctor"]["balances"]
-    _engine_is_borne_out(balance, balance, told)
+def test_the_pool_is_what_the_events_come_to(reported: Reported) -> None:
+    (balance,) = reported.stated["doctor"]["balances"]
+    _engine_is_borne_out(balance, balance, reported)
 
 
-def _engine_is_borne_out(view: Json, balance: Json, told: Told) -> None:
-    end = told.by()
+def _engine_is_borne_out(view: Json, balance: Json, reported: Reported) -> None:
+    end = reported.by()
     assert {name: balance[name] for name in CENSUS} == end.held_by()
     assert (balance["total"], balance["reserved"]) == (end.total, end.reserved)
     assert (balance["free"], balance["cached_idle"]) == (end.free - end.idle, end.idle)
@@ -185,9 +187,9 @@ def _engine_is_borne_out(view: Json, balance: Json, told: Told) -> None:
 # -------------------------------------------------------------------- explain
 
 
-def test_what_is_explained_is_borne_out_by_the_events(told: Told) -> None:
-    thing = TOLD[told.code].commands["explain"][1]
-    {"request": _request_is_borne_out, "block": _block_is_borne_out, "drop": _drop_is_borne_out}[thing](told)
+def test_what_is_explained_is_borne_out_by_the_events(reported: Reported) -> None:
+    thing = TOLD[reported.code].commands["explain"][1]
+    {"request": _request_is_borne_out, "block": _block_is_borne_out, "drop": _drop_is_borne_out}[thing](reported)
 
 
 def _is_borne_out(view: Json, plain: Plain, now_ns: int) -> None:
@@ -209,33 +211,33 @@ def _is_borne_out(view: Json, plain: Plain, now_ns: int) -> None:
     assert view["for_s"] == pytest.approx((now_ns - asked.since) / 1e9, abs=0.0011)
 
 
-def _request_is_borne_out(told: Told) -> None:
-    detail, end = told.said["explain"], told.by()
+def _request_is_borne_out(reported: Reported) -> None:
+    detail, end = reported.stated["explain"], reported.by()
     asked = end.named(detail["request"]["id"])
-    end.now = told.now_ns
-    _is_borne_out(detail["request"], end, told.now_ns)
+    end.now = reported.now_ns
+    _is_borne_out(detail["request"], end, reported.now_ns)
     assert detail["blocks"] == asked.blocks
     assert detail["waited_s"] == {cause: round(seconds, 3) for cause, seconds in end.waited_s(asked).items()}
     room = len(asked.blocks) * end.block_size - asked.computed if asked.blocks else 0
     assert detail["unused_tokens"] == room
-    about = [one for one in told.events if _is_about(one, asked.number)]
+    about = [one for one in reported.events if _is_about(one, asked.number)]
     lines = detail["event_history"]
     for line, after in zip(lines, [*lines[1:], None], strict=True):
         place = [one.position for one in about].index(line["position"])
         rest = [one.position for one in about].index(after["position"]) if after is not None else len(about)
         assert set(_numbers(line["text"])) <= set(_numbers_of(about[place:rest], asked.number)), line
     for phase, after in zip(detail["phases"], [*detail["phases"][1:], None], strict=True):
-        last = _ns(after["since"]) if after is not None else told.now_ns
+        last = _ns(after["since"]) if after is not None else reported.now_ns
         assert phase["for_s"] == pytest.approx((last - _ns(phase["since"])) / 1e9, abs=0.0011)
-        then = [(len(each.blocks), each.computed) for each in _during(told, asked, _ns(phase["since"]), last)]
+        then = [(len(each.blocks), each.computed) for each in _during(reported, asked, _ns(phase["since"]), last)]
         assert (phase["blocks"], phase["computed_tokens"]) in then
     assert sum(phase["recomputed_tokens"] for phase in detail["phases"]) == asked.lost
     assert sum(phase["phase_tokens"] for phase in detail["phases"]) == asked.lost + asked.computed
     whys = " ".join(condition["reason"] for condition in detail["conditions"])
-    known = {str(asked.to_finish), str(end.usable)} | set(_ways((told.now_ns - asked.progressed) / 1e9))
+    known = {str(asked.to_finish), str(end.usable)} | set(_ways((reported.now_ns - asked.progressed) / 1e9))
     assert set(_numbers(whys)) <= known
     if detail["waits"] is not None:
-        known = {*_ways((told.now_ns - asked.since) / 1e9), str(asked.needed), str(end.usable)}
+        known = {*_ways((reported.now_ns - asked.since) / 1e9), str(asked.needed), str(end.usable)}
         assert set(_numbers(json.dumps(_texts(detail["waits"])))) <= known
 
 
@@ -247,7 +249,7 @@ def _numbers(text: str) -> list[str]:
     return NUMBER.findall(NO_NUMBERS.sub("", text))
 
 
-def _numbers_of(events: Iterable[Heard], number: int) -> Iterator[str]:
+def _numbers_of(events: Iterable[ReceivedRecords], number: int) -> Iterator[str]:
     """All that these events have in numbers about a request, and in how many steps they moved it on."""
     steps = 0
     for one in events:
@@ -261,37 +263,37 @@ def _numbers_of(events: Iterable[Heard], number: int) -> Iterator[str]:
             yield from (f"{value:,}" for value in (*event.args, len(event.ids)))
 
 
-def _is_about(one: Heard, number: int) -> bool:
+def _is_about(one: ReceivedRecords, number: int) -> bool:
     event = one.event
     return event.request == number or (event.kind == Kind.PROGRESSED and number in event.ids)
 
 
-def _during(told: Told, asked: Asked, since_ns: int, until_ns: int) -> Iterator[Asked]:
+def _during(reported: Reported, asked: Asked, since_ns: int, until_ns: int) -> Iterator[Asked]:
     """What the request was after each event from one time to another, by the millisecond."""
     plain = Plain()
-    for one in told.events:
+    for one in reported.events:
         plain.fold(one)
         if since_ns // 10**6 <= one.at_ns // 10**6 <= until_ns // 10**6 and asked.number in plain.requests:
             yield plain.requests[asked.number]
 
 
-def _block_is_borne_out(told: Told) -> None:
-    detail, end = told.said["explain"], told.by()
+def _block_is_borne_out(reported: Reported) -> None:
+    detail, end = reported.stated["explain"], reported.by()
     block = detail["block"]
     assert detail["references"] == len(end.holders[block])
     assert detail["hashed"] == (block in end.cached)
     changed = [
-        one for one in told.events if one.event.kind in (Kind.ALLOCATED, Kind.RELEASED) and block in one.event.ids
+        one for one in reported.events if one.event.kind in (Kind.ALLOCATED, Kind.RELEASED) and block in one.event.ids
     ]
     assert [line["position"] for line in detail["event_history"]] == [one.position for one in changed]
-    since = _ways((told.now_ns - changed[-1].at_ns) / 1e9)
+    since = _ways((reported.now_ns - changed[-1].at_ns) / 1e9)
     assert set(_numbers(" ".join(link for chain in detail["ownership_chains"] for link in chain[1:]))) <= {*since}
 
 
-def _drop_is_borne_out(told: Told) -> None:
-    (drop,) = told.said["explain"]
+def _drop_is_borne_out(reported: Reported) -> None:
+    (drop,) = reported.stated["explain"]
     since_ns, until_ns = _ns(drop["since"]), _ns(drop["until"])
-    before, after = told.by(since_ns), told.by(until_ns)
+    before, after = reported.by(since_ns), reported.by(until_ns)
     assert drop["usable"] == after.usable
     assert (drop["used_before"], drop["used_after"], drop["off_by"]) == (before.used, after.used, 0)
     counts = after.counts - before.counts
@@ -309,17 +311,17 @@ def _drop_is_borne_out(told: Told) -> None:
         assert set(freed["requests"]) == {after.requests[number].name for _, number in ended}
     takers = {
         one.event.request
-        for one in told.events
+        for one in reported.events
         if since_ns < one.packed_ns <= until_ns and one.event.kind in (Kind.ALLOCATED, Kind.REUSED)
     }
     assert set(drop["taken_by"]) == {after.requests[number].name for number in takers}
     levels = [sum(look.held.values()) for look in after.looks if since_ns <= look.at_ns]
     assert (drop["highest"]["used"], drop["lowest"]["used"]) == (max(levels), min(levels))
-    top, bottom = (told.by(_ns(drop[name]["at"]) + MS) for name in ("highest", "lowest"))
+    top, bottom = (reported.by(_ns(drop[name]["at"]) + MS) for name in ("highest", "lowest"))
     assert drop["freed_in_drop"] == dict(bottom.freed - top.freed)
     assert (drop["running_after"], drop["waiting_after"]) == (len(after.running()), len(after.waiting()))
     for name, then, until in (("work_before", 2 * since_ns - until_ns, since_ns), ("work", since_ns, until_ns)):
-        first, last, work = told.by(then), told.by(until), drop[name]
+        first, last, work = reported.by(then), reported.by(until), drop[name]
         assert work["steps"] == last.counts["steps"] - first.counts["steps"]
         earlier, later = ([look for look in after.looks if look.at_ns <= ns][-1] for ns in (then, until))
         assert work["output_tokens"] == later.output_tokens - earlier.output_tokens
@@ -327,7 +329,9 @@ def _drop_is_borne_out(told: Told) -> None:
         assert work["limits"] == dict(last.limits - first.limits)
         assert work["seconds"] == (until - then) / 1e9
         ends = [
-            one.at_ns for one in told.events if one.event.kind == Kind.STEP_COMPLETED and then < one.packed_ns <= until
+            one.at_ns
+            for one in reported.events
+            if one.event.kind == Kind.STEP_COMPLETED and then < one.packed_ns <= until
         ]
         gaps = [later - earlier for earlier, later in zip([then, *ends], [*ends, until], strict=True)]
         assert work["longest_without_step_s"] == pytest.approx(max(gaps) / 1e9, abs=0.0011)
@@ -336,11 +340,11 @@ def _drop_is_borne_out(told: Told) -> None:
 # -------------------------------------------------------------------- diff
 
 
-def test_what_is_compared_is_borne_out_by_the_events(told: Told) -> None:
-    diff = told.said["diff"]
+def test_what_is_compared_is_borne_out_by_the_events(reported: Reported) -> None:
+    diff = reported.stated["diff"]
     for side in ("before", "after"):
-        for row, value in zip(diff["metrics"], _figures(told, diff[side]), strict=True):
-            if row["name"] == OF_FALSE_COUNTS and told.code == "corrupt.double-free":
+        for row, value in zip(diff["metrics"], _figures(reported, diff[side]), strict=True):
+            if row["name"] == OF_FALSE_COUNTS and reported.code == "corrupt.double-free":
                 continue
             near = None if value is None else pytest.approx(value, abs=0.001 if row["unit"] == "s" else 1e-9)
             assert row[side] == near, (side, row["name"])
@@ -353,10 +357,10 @@ def test_what_is_compared_is_borne_out_by_the_events(told: Told) -> None:
         assert row["requests"] == [name for finding in found for name in finding["culprits"]["requests"]]
 
 
-def _figures(told: Told, side: Json) -> Iterator[float | None]:
+def _figures(reported: Reported, side: Json) -> Iterator[float | None]:
     """Those of one side, in the order in which they are told."""
     since_ns, until_ns = _ns(side["since"]), _ns(side["until"])
-    before, after = told.by(since_ns - 1), told.by(until_ns + MS)
+    before, after = reported.by(since_ns - 1), reported.by(until_ns + MS)
     after.now = until_ns
     seconds = side["seconds"]
     assert seconds == pytest.approx((until_ns - since_ns) / 1e9, abs=0.002)
@@ -376,7 +380,7 @@ def _figures(told: Told, side: Json) -> Iterator[float | None]:
     first = [(each.first_token - each.arrived) / 1e9 for each in there if each.first_token >= max(since_ns, 1)]
     yield from _quantiles(first)
     yield from (None, None)  # queue time is of metrics alone: a stream has the waits by their cause
-    causes = {cause for name in ("before", "after") for cause in told.said["diff"][name]["waited_s"]}
+    causes = {cause for name in ("before", "after") for cause in reported.stated["diff"][name]["waited_s"]}
     mine: dict[str, list[float]] = {}
     for each in there:
         for cause, waited in after.waited_s(each).items():
@@ -401,20 +405,22 @@ def _quantiles(values: list[float]) -> tuple[float | None, float | None]:
 # -------------------------------------------------------------------- top
 
 
-def test_what_top_shows_is_borne_out_by_the_events(told: Told) -> None:
-    (engine,), requests, findings = told.said["top"]
-    end = told.by()
-    end.now = told.now_ns
-    _engine_is_borne_out(engine, engine["balance"], told)
+def test_what_top_shows_is_borne_out_by_the_events(reported: Reported) -> None:
+    (engine,), requests, findings = reported.stated["top"]
+    end = reported.by()
+    end.now = reported.now_ns
+    _engine_is_borne_out(engine, engine["balance"], reported)
     assert engine["usage"] == end.used / end.usable
     assert engine["output_tokens_per_s"] == 0
-    assert {finding["id"] for finding in findings} <= {finding["id"] for finding in told.said["doctor"]["findings"]}
+    assert {finding["id"] for finding in findings} <= {
+        finding["id"] for finding in reported.stated["doctor"]["findings"]
+    }
     living = [view for view in requests if not view["ended"]]
     assert {view["id"] for view in living} == {
         each.name for each in end.requests.values() if each.blocks or each.status < Status.FINISHED_STOPPED
     }
     for view in living:
-        _is_borne_out(view, end, told.now_ns)
+        _is_borne_out(view, end, reported.now_ns)
 
 
 # -------------------------------------------------------------------- parts

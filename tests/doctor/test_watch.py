@@ -55,21 +55,21 @@ def finding(requests: int, **fields: Any) -> FindingReport:
 def test_what_is_worth_a_word() -> None:
     changes = Changes()
 
-    def told(*findings: FindingReport) -> list[str]:
+    def reported(*findings: FindingReport) -> list[str]:
         return [change.what for change in changes.since(findings, None)]
 
     over = {"state": "resolved", "resolved_at": "2026-01-31T14:02:11.000Z"}
-    assert told(finding(3, id="0", **over)) == []  # it was over before anyone looked
-    assert told(finding(3, state="pending")) == []
-    assert told(finding(3)) == ["fires"]
-    assert told(finding(3)) == told(finding(3 * GROWS_BY - 1)) == []
-    assert told(finding(3 * GROWS_BY)) == ["grows"]
-    assert told(finding(3 * GROWS_BY, verdict="confirmed")) == ["grows"]
-    assert told(finding(7, verdict="confirmed"), finding(1, id="2")) == ["fires"]
+    assert reported(finding(3, id="0", **over)) == []  # it was over before anyone looked
+    assert reported(finding(3, state="pending")) == []
+    assert reported(finding(3)) == ["fires"]
+    assert reported(finding(3)) == reported(finding(3 * GROWS_BY - 1)) == []
+    assert reported(finding(3 * GROWS_BY)) == ["grows"]
+    assert reported(finding(3 * GROWS_BY, verdict="confirmed")) == ["grows"]
+    assert reported(finding(7, verdict="confirmed"), finding(1, id="2")) == ["fires"]
     assert [each.id for each in changes.firing] == ["1", "2"]
-    assert told(finding(7, verdict="confirmed", **over), finding(1, id="2")) == ["resolved"]
-    assert told() == ["resolved"]  # another explains it now
-    assert told(finding(1, id="2")) == ["fires"]
+    assert reported(finding(7, verdict="confirmed", **over), finding(1, id="2")) == ["resolved"]
+    assert reported() == ["resolved"]  # another explains it now
+    assert reported(finding(1, id="2")) == ["fires"]
 
 
 def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
         assert connector is not None
         connector.polls_needed = 1_000_000_000
         assert process.stdout is not None
-        told: list[tuple[str, str]] = []
+        reported: list[tuple[str, str]] = []
 
         def until(what: str, engines: int) -> None:
             """That many engines were told of."""
             assert process.stdout is not None
-            while len({engine for word, engine in told if word == what}) < engines:
+            while len({engine for word, engine in reported if word == what}) < engines:
                 change = json.loads(process.stdout.readline())
                 if change["finding"]["code"] == "leak.finished-held":
-                    told.append((change["what"], change["finding"]["engine"]))
+                    reported.append((change["what"], change["finding"]["engine"]))
 
         until("fires", 3)
 
@@ -133,7 +133,7 @@ def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
         assert process.wait() == 1
         too_long.cancel()
         too_long.join()
-    assert {engine for word, engine in told if word == "resolved"} == {LIVE}
+    assert {engine for word, engine in reported if word == "resolved"} == {LIVE}
 
 
 def test_a_change_in_80_columns() -> None:
@@ -153,7 +153,7 @@ def test_a_change_in_80_columns() -> None:
     ("arguments", "code", "says"),
     [
         (["tests/data/startup.log.gz"], 2, "no longer changes"),
-        (["ipc:///nobody-there", "--timeout", "0.2"], 3, "nothing was heard"),
+        (["ipc:///nobody-there", "--timeout", "0.2"], 3, "no message arrived"),
         (["--since", "2h"], 2, "starts now"),
         (["--format", "markdown"], 2, "--format json"),
     ],

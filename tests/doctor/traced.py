@@ -11,20 +11,20 @@ from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.pipeline import Pipeline
 from tests.doctor.golden import GOLDEN
-from tests.doctor.plain import Asked, Heard, Plain
+from tests.doctor.plain import Asked, Plain, ReceivedRecords
 
 Json = Any
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """An incident: its events, what a watch knows of it, and what each command prints as JSON."""
 
     code: str
-    events: list[Heard]
+    events: list[ReceivedRecords]
     watch: Pipeline
-    said: dict[str, Json]
+    stated: dict[str, Json]
     now_ns: int
-    known: dict[str, tuple[Heard, Plain]]
+    known: dict[str, tuple[ReceivedRecords, Plain]]
     """By position, what was counted already."""
 
     def text(self, name: str) -> str:
@@ -39,7 +39,7 @@ class Told(NamedTuple):
             plain.fold(one)
         return plain
 
-    def at(self, position: str) -> tuple[Heard, Plain]:
+    def at(self, position: str) -> tuple[ReceivedRecords, Plain]:
         """The event at a position, and what all until then come to."""
         if position not in self.known:
             plain = Plain()
@@ -61,9 +61,9 @@ class Case(NamedTuple):
 
     finding: Json
     item: Json
-    one: Heard
+    one: ReceivedRecords
     plain: Plain
-    told: Told
+    reported: Reported
 
     @property
     def culprits(self) -> list[Asked]:
@@ -77,11 +77,11 @@ class Case(NamedTuple):
     def kept(self) -> set[int]:
         return set().union(*(self.plain.kept.get(each.number, set()) for each in self.culprits))
 
-    def in_vain(self) -> list[int]:
-        return [tokens for each in self.plain.requests.values() for tokens in each.in_vain]
+    def without_output(self) -> list[int]:
+        return [tokens for each in self.plain.requests.values() for tokens in each.without_output]
 
     def ago_s(self) -> float:
-        return round((self.told.now_ns - self.one.at_ns) / 1e9, 1)
+        return round((self.reported.now_ns - self.one.at_ns) / 1e9, 1)
 
     def of(self, *kinds: Kind) -> list[int]:
         """The event's arguments, which is of one of these kinds."""
@@ -119,7 +119,7 @@ def _collapses(case: Case) -> int:
 
 def _step_seconds(case: Case) -> list[float]:
     """How long the engine itself measured each step."""
-    return sorted(one.event.args[2] / 1e9 for one in case.told.events if one.event.kind == Kind.STEP_COMPLETED)
+    return sorted(one.event.args[2] / 1e9 for one in case.reported.events if one.event.kind == Kind.STEP_COMPLETED)
 
 
 def _expected_step_s(case: Case) -> float:
@@ -140,7 +140,7 @@ def _watchdog(case: Case) -> str:
     since = [case.plain.stalled[each.number][2] for each in case.culprits if each.number in case.plain.stalled]
     step = f"step {min(since)}" if min(since) >= 0 else "before any step"
     case.of(Kind.STALLED)
-    return f"says so too, of {len(since)} request, since {step}"
+    return f"reports it too, for {len(since)} request, since {step}"
 
 
 def _anomaly(case: Case) -> str:
@@ -152,7 +152,7 @@ def _anomaly(case: Case) -> str:
     return f"block {block} released while free: reference count 0"
 
 
-def _story(case: Case) -> str:
+def _event_history(case: Case) -> str:
     event = case.one.event
     first = int(re.findall(r"block (\d+)", case.finding["explanation"])[0])
     assert first in event.ids
@@ -196,12 +196,14 @@ BORNE_OUT: Final[dict[str, Callable[[Case], float | str]]] = {
     "next_wave_running": lambda case: len(case.plain.running()),
     "collapses_seen": _collapses,
     "preemptions": lambda case: case.plain.counts["preemptions"],
-    "preemptions_without_output": lambda case: len(case.in_vain()),
-    "requests_preempted_without_output": lambda case: sum(bool(each.in_vain) for each in case.plain.requests.values()),
-    "tokens_wasted": lambda case: sum(case.in_vain()),
+    "preemptions_without_output": lambda case: len(case.without_output()),
+    "requests_preempted_without_output": lambda case: sum(
+        bool(each.without_output) for each in case.plain.requests.values()
+    ),
+    "tokens_wasted": lambda case: sum(case.without_output()),
     "tokens_computed": _tokens_computed,
-    "share_wasted": lambda case: round(sum(case.in_vain()) / _tokens_computed(case), 4),
-    "max_preemptions_per_request": lambda case: max(len(each.in_vain) for each in case.plain.requests.values()),
+    "share_wasted": lambda case: round(sum(case.without_output()) / _tokens_computed(case), 4),
+    "max_preemptions_per_request": lambda case: max(len(each.without_output) for each in case.plain.requests.values()),
     "stalled_s": lambda case: case.ago_s(),
     "allowed_s": _allowed_s,
     "expected_step_s": _expected_step_s,
@@ -214,7 +216,7 @@ BORNE_OUT: Final[dict[str, Callable[[Case], float | str]]] = {
     "prefix_hit_rate": lambda case: case.plain.counts["hit_tokens"] / case.plain.counts["looked_up_tokens"],
     "anomalies": lambda case: len(case.plain.released_free),
     "anomaly": _anomaly,
-    "block_history": _story,
+    "block_history": _event_history,
 }
 """By the name of an item of evidence, what the events until its position come to."""
 OF_ALL: Final = ("running", "waiting", "waiting_behind", "blocks_free", "collapses_seen")

@@ -111,12 +111,12 @@ def test_in_this_process_and_as_json(asked: tuple[str, ...]) -> None:
     arguments = ("--num-prompts", "5", "--input-len", "9", "--output-len", "4", "--block-size", "8", "--format", "json")
     made = bench(*asked, *arguments)
     assert (made.returncode, "5/5" in made.stderr) == (0, asked == ("--offline",))
-    told = json.loads(made.stdout)
-    assert told["requests"]["completed"] == 5
-    assert (told["prompt_tokens"], told["output_tokens"]) == (45, 20)
+    reported = json.loads(made.stdout)
+    assert reported["requests"]["completed"] == 5
+    assert (reported["prompt_tokens"], reported["output_tokens"]) == (45, 20)
     for name in ("ttft_ms", "inter_token_ms", "end_to_end_ms"):
-        assert 0 <= told[name]["p50"] <= told[name]["p90"] <= told[name]["p99"]
-    assert told["ttft_ms"]["mean"] < told["end_to_end_ms"]["mean"]
+        assert 0 <= reported[name]["p50"] <= reported[name]["p90"] <= reported[name]["p99"]
+    assert reported["ttft_ms"]["mean"] < reported["end_to_end_ms"]["mean"]
 
 
 @pytest.mark.parametrize(

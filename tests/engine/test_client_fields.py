@@ -86,10 +86,10 @@ def test_tokens_there_and_back_and_what_probes_ask(engine: EngineProcess) -> Non
         answer: dict[str, Any] = httpx.post(f"{engine.url}/{path}", json=body, timeout=PATIENCE_S).json()
         return answer
 
-    told = post("tokenize", {"prompt": "héllo", "return_token_strs": True})
-    assert told["tokens"] == [256, *"héllo".encode()]
-    assert (told["count"], told["max_model_len"], told["token_strs"][1]) == (7, 4096, "h")
-    assert post("detokenize", {"tokens": told["tokens"]}) == {"prompt": "héllo"}
+    reported = post("tokenize", {"prompt": "héllo", "return_token_strs": True})
+    assert reported["tokens"] == [256, *"héllo".encode()]
+    assert (reported["count"], reported["max_model_len"], reported["token_strs"][1]) == (7, 4096, "h")
+    assert post("detokenize", {"tokens": reported["tokens"]}) == {"prompt": "héllo"}
     assert post("tokenize", {"messages": [{"role": "user", "content": "a"}]})["tokens"][0] == 256
     assert post("tokenize", {})["error"]["param"] == "prompt"
     assert post("detokenize", {"tokens": [9999]})["error"]["param"] == "tokens"

@@ -113,12 +113,12 @@ def test_a_step_that_fails_ends_its_requests_and_no_more() -> None:
         before = engine.core.submit("r-before", [1, 2, 3], GREEDY)
         wait_for(lambda: before in engine.ends())
         failing.append("no such number")
-        struck = engine.core.submit("r-struck", [1, 2, 3], GREEDY)
-        wait_for(lambda: struck in engine.ends())
+        affected = engine.core.submit("r-struck", [1, 2, 3], GREEDY)
+        wait_for(lambda: affected in engine.ends())
         after = engine.core.submit("r-after", [1, 2, 3], GREEDY)
         wait_for(lambda: after in engine.ends())
-        assert engine.ends()[struck] == Status.FINISHED_ERROR
-        assert "no such number" in next(o.error for o in engine.outputs if o.number == struck)
+        assert engine.ends()[affected] == Status.FINISHED_ERROR
+        assert "no such number" in next(o.error for o in engine.outputs if o.number == affected)
         assert engine.tokens(after) == engine.tokens(before)
         assert engine.core.pool.counts()[2] == 0
         assert engine.core.in_flight == 0

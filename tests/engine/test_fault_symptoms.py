@@ -247,7 +247,7 @@ def test_stuck_lost_wakeup(fault: bool) -> None:
         step = core.scheduler.step
         again = ask(first)
         if fault:
-            wait_for(lambda: bool(core.faults.on["stuck.lost-wakeup"].strikes))
+            wait_for(lambda: bool(core.faults.on["stuck.lost-wakeup"].triggers))
             time.sleep(0.2)
             assert (core.scheduler.step, again in ended, list(core.scheduler.parked)) == (step, False, [again])
             ask(other)
@@ -517,11 +517,11 @@ def test_stuck_grammar(fault: bool) -> None:
             plain = engine.ask("plain")
             wait_for(lambda: engine.has_ended(other) and engine.has_ended(plain))
 
-            def told() -> bool:
+            def reported() -> bool:
                 record = ledger.request("waits")
                 return record is not None and (record.stalled_ns if fault else record.finished_ns) > 0
 
-            follow(live, [ledger], told)
+            follow(live, [ledger], reported)
         assert engine.has_ended(waits) != fault
         record = ledger.request("waits")
         assert record is not None

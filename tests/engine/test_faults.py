@@ -43,8 +43,8 @@ def test_a_completion_that_is_not_delivered_is_found_with_its_requests() -> None
         for name in names:
             complete(engine, name)
         # Completions come in the order of the ends, so every second request is struck.
-        struck = {f"cmpl-{name}" for name in names[::2]}
-        found = find(engine, "leak.finished-held", lambda f: set(f.culprits.requests) == struck)
+        affected = {f"cmpl-{name}" for name in names[::2]}
+        found = find(engine, "leak.finished-held", lambda f: set(f.culprits.requests) == affected)
         assert [(f.code, f.verdict) for f in found if f.severity != "info"] == [("leak.finished-held", "likely")]
 
 

@@ -242,7 +242,7 @@ def test_a_tokenizer_that_does_not_tell_its_bytes_is_named(tmp_path: Path) -> No
     compiler = GrammarCompiler(lambda: tokenizer.for_grammars({1}), lambda: None)
     try:
         (result,) = compiled(compiler, StructuredOutputs(regex="a"))
-        assert f"the tokenizer of {tmp_path.name} does not tell the bytes" in result.error
+        assert f"the tokenizer of {tmp_path.name} does not expose the bytes" in result.error
     finally:
         compiler.close()
 

@@ -67,7 +67,7 @@ def params(index: int) -> SamplingParams:
     return SamplingParams(max_tokens=4 + 3 * index, ignore_eos=True, **kinds[index % len(kinds)])
 
 
-def said(loaded: LoadedModel, settings: dict[str, Any], enforce_eager: bool) -> list[list[Sampled]]:
+def stated(loaded: LoadedModel, settings: dict[str, Any], enforce_eager: bool) -> list[list[Sampled]]:
     """What each of MOST requests gets, of prompts from 1 to 85 tokens."""
     config = EngineConfig(max_num_seqs=MOST, enforce_eager=enforce_eager, **settings)
     core = EngineCore(config, loaded)
@@ -106,9 +106,9 @@ def assert_same(eager: list[list[Sampled]], graphs: list[list[Sampled]]) -> None
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings) or "plain")
 def test_tokens_are_the_same_at_every_batch_size(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    eager = said(LOADED, settings, enforce_eager=True)
+    eager = stated(LOADED, settings, enforce_eager=True)
     with replayed(monkeypatch) as sizes:
-        assert_same(eager, said(LOADED, settings, enforce_eager=False))
+        assert_same(eager, stated(LOADED, settings, enforce_eager=False))
     # As requests end the batch shrinks, through sizes that are captured and those between.
     assert set(sizes) >= set(range(1, 5)) | ({MOST} if "num_gpu_blocks_override" not in settings else set())
 
@@ -121,9 +121,9 @@ def test_tokens_are_the_same_with_windows_and_without_rotary(
     checkpoints.save(family, tmp_path)
     loaded = load_model(EngineConfig(model=str(tmp_path)))
     settings: dict[str, Any] = {"model": str(tmp_path), "block_size": 8}
-    eager = said(loaded, settings, enforce_eager=True)
+    eager = stated(loaded, settings, enforce_eager=True)
     with replayed(monkeypatch) as sizes:
-        assert_same(eager, said(loaded, settings, enforce_eager=False))
+        assert_same(eager, stated(loaded, settings, enforce_eager=False))
     assert MOST in sizes
 
 
@@ -227,7 +227,7 @@ def test_nothing_in_a_captured_step_looks_at_a_tensors_values(monkeypatch: pytes
 def test_captured_on_a_gpu_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"device": "cuda", "kv_cache_memory_bytes": 1 << 26}
     loaded = load_model(EngineConfig(model=TINY, device="cuda"))
-    eager = said(loaded, settings, enforce_eager=True)
+    eager = stated(loaded, settings, enforce_eager=True)
     with replayed(monkeypatch) as sizes:
-        assert_same(eager, said(loaded, settings, enforce_eager=False))
+        assert_same(eager, stated(loaded, settings, enforce_eager=False))
     assert MOST in sizes

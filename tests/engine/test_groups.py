@@ -56,7 +56,7 @@ def events(lab: Lab, kind: Kind) -> list[Any]:
     return [run for frame in lab.frames for run in frame.events() if run.kind == kind]
 
 
-def books(lab: Lab) -> EngineLedger:
+def ledger_state(lab: Lab) -> EngineLedger:
     ledger = EngineLedger(lab.packer.engine)
     for frame in lab.frames:
         ledger.apply(frame)
@@ -71,12 +71,12 @@ def test_layers_that_see_the_same_are_a_group_and_a_block_has_room_for_the_large
     assert one_group.kv_groups == [(WINDOW, (0, 1, 2, 3))]
     by_layer = kv_bytes_per_block(one_group, BLOCK_SIZE, "float32") // one_group.num_layers
     assert kv_bytes_per_block(loaded.config, BLOCK_SIZE, "float32") == 3 * by_layer
-    said = describe_engine(EngineConfig(), loaded, 10, Faults())
-    assert [(group.kind, group.layers, group.window) for group in said.groups] == [
+    stated = describe_engine(EngineConfig(), loaded, 10, Faults())
+    assert [(group.kind, group.layers, group.window) for group in stated.groups] == [
         ("full_attention", 1, 0),
         ("sliding_window", 3, WINDOW),
     ]
-    assert said.kv_bytes_per_block == 3 * by_layer
+    assert stated.kv_bytes_per_block == 3 * by_layer
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -120,11 +120,11 @@ def test_what_a_window_leaves_behind_is_said_of_its_group_and_stays_cached() -> 
     assert lab.pool.num_cached_idle == 3
     assert Counter(run.group for run in events(lab, Kind.ALLOCATED)) == {0: 1, 1: 1}
     lab.run_until_idle()
-    assert books(lab).state.totals.released.keys() == {Release.OUT_OF_WINDOW, Release.FINISHED}
+    assert ledger_state(lab).state.totals.released.keys() == {Release.OUT_OF_WINDOW, Release.FINISHED}
     assert lab.pool.reset_prefix_cache()
     lab.flush()
     assert {run.group for run in events(lab, Kind.EVICTED)} == {0, 1}
-    assert books(lab).state.cached_idle == 0
+    assert ledger_state(lab).state.cached_idle == 0
 
 
 def test_a_prefix_is_found_with_what_each_group_needs_of_it() -> None:
@@ -139,9 +139,12 @@ def test_a_prefix_is_found_with_what_each_group_needs_of_it() -> None:
     asked = [(run.group, *run.args) for run in events(lab, Kind.LOOKED_UP) if run.request == again.number]
     assert asked == [(0, 26, 24), (1, 24, 24)]
     about = event_history.scan_events(lab.frames, again.number)
-    told = [line.text for line in event_history.request_history(about, again.number, {}) if line.what == "reused"]
-    assert told == ["took over 6 blocks from the prefix cache", "took over 2 blocks from the prefix cache (KV group 1)"]
-    assert lab.scheduler.prefix_hits == books(lab).state.totals.hit_tokens == 24
+    reported = [line.text for line in event_history.request_history(about, again.number, {}) if line.what == "reused"]
+    assert reported == [
+        "took over 6 blocks from the prefix cache",
+        "took over 2 blocks from the prefix cache (KV group 1)",
+    ]
+    assert lab.scheduler.prefix_hits == ledger_state(lab).state.totals.hit_tokens == 24
 
 
 @pytest.mark.parametrize("by_fault", [False, True])
@@ -159,7 +162,7 @@ def test_what_the_window_group_misses_the_other_has_in_vain(by_fault: bool) -> N
     lab.run_until_idle()
     asked = [(run.group, *run.args) for run in events(lab, Kind.LOOKED_UP) if run.request == shorter.number]
     assert asked == [(0, 13, 12), (1, 12, 0)]
-    assert lab.scheduler.prefix_hits == books(lab).state.totals.hit_tokens == 0
+    assert lab.scheduler.prefix_hits == ledger_state(lab).state.totals.hit_tokens == 0
 
 
 def test_every_prefix_that_is_found_is_the_longest_that_every_group_has() -> None:
@@ -202,7 +205,7 @@ def test_a_prompt_is_admitted_that_fits_without_what_its_window_leaves_behind() 
     assert not events(lab, Kind.PREEMPTED)
     (arrived,) = events(lab, Kind.ARRIVED)
     assert list(arrived.args[-2:]) == [lab.manager.blocks_for(76), lab.manager.blocks_for(80)]
-    books(lab)
+    ledger_state(lab)
 
 
 def test_the_prefix_cache_is_kept_while_any_block_is_in_use() -> None:

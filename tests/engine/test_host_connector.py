@@ -54,7 +54,7 @@ def settle(llm: LLM) -> None:
     wait_for(settled)
 
 
-def books(llm: LLM) -> EngineState:
+def ledger_state(llm: LLM) -> EngineState:
     """The books that the drain thread keeps, once they have all that the engine said."""
     publisher = llm.core.publisher
     assert publisher is not None
@@ -76,7 +76,7 @@ def test_a_prefix_from_the_host_gives_the_same_tokens() -> None:
         # All but a prompt's last tokens came from the host, and nothing from the pool.
         brought = sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in asked)
         assert llm.core.scheduler.prefix_hits == 0
-        wait_for(lambda: books(llm).totals.hit_tokens == brought)
+        wait_for(lambda: ledger_state(llm).totals.hit_tokens == brought)
 
 
 def test_under_pressure_on_pool_and_host_the_tokens_stay_the_same() -> None:
@@ -96,8 +96,8 @@ def test_under_pressure_on_pool_and_host_the_tokens_stay_the_same() -> None:
         store = llm.core.connector
         assert store is not None
         assert 0 < store.num_stored <= store.capacity
-        wait_for(lambda: books(llm).tiers[Tier.HOST].used == store.num_stored)
-        assert books(llm).tiers[Tier.HOST].operations[TierOp.EVICTED] > 0
+        wait_for(lambda: ledger_state(llm).tiers[Tier.HOST].used == store.num_stored)
+        assert ledger_state(llm).tiers[Tier.HOST].operations[TierOp.EVICTED] > 0
 
 
 class Store:

@@ -67,8 +67,8 @@ def test_several_outputs_of_one_prompt_are_those_of_the_seeds_that_follow(llm: L
 
 
 def test_logprobs_are_told_at_each_place_if_asked_for(llm: LLM) -> None:
-    (told,) = llm.generate("one", SamplingParams(max_tokens=6, seed=3, logprobs=2, ignore_eos=True))
-    made = told.outputs[0]
+    (reported,) = llm.generate("one", SamplingParams(max_tokens=6, seed=3, logprobs=2, ignore_eos=True))
+    made = reported.outputs[0]
     assert made.logprobs is not None
     for token, at in zip(made.token_ids, made.logprobs, strict=True):
         assert sorted(one.rank for one in at.values())[:2] == [1, 2]

@@ -26,7 +26,7 @@ from kvscope.engine.faults import PLACES, Faults
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis.memory_breakdown import GIB_B, bill_of, fit_requested, measured, rounding, use_all
+from kvscope.monitor.analysis.memory_breakdown import GIB_B, breakdown_of, fit_requested, measured, rounding, use_all
 from kvscope.monitor.cli import main
 from kvscope.monitor.events.event_log import EventLog, Flushed
 from kvscope.monitor.events.kinds import SCHEMA, Kind
@@ -92,14 +92,14 @@ def test_the_parts_add_up_to_the_device_with_the_remainder_named() -> None:
 def test_the_line_is_read_as_vllms_and_the_sums_are_the_same() -> None:
     config = roomy()
     plan = plan_of(config)
-    bill, notes = bill_of(read_back(plan, config.gpu_memory_utilization))
+    breakdown, notes = breakdown_of(read_back(plan, config.gpu_memory_utilization))
     assert notes == []
-    for name, suggested in (("fit_requested", fit_requested(bill)), ("use_all", use_all(bill))):
+    for name, suggested in (("fit_requested", fit_requested(breakdown)), ("use_all", use_all(breakdown))):
         own = getattr(plan, name)
         assert suggested.short_by == 0
-        assert abs(suggested.kv_cache_memory - own) <= rounding(bill)
-    assert bill.kv_cache is not None
-    assert abs(bill.kv_cache - plan.kv_pool) < 1e-4 * GIB_B
+        assert abs(suggested.kv_cache_memory - own) <= rounding(breakdown)
+    assert breakdown.kv_cache is not None
+    assert abs(breakdown.kv_cache - plan.kv_pool) < 1e-4 * GIB_B
 
 
 def test_a_share_that_cannot_be_met_says_by_how_much_and_nothing_negative() -> None:
@@ -107,13 +107,13 @@ def test_a_share_that_cannot_be_met_says_by_how_much_and_nothing_negative() -> N
     with pytest.raises(ValueError, match=r"there is no room for KV, \d+ bytes are missing .* short by [\d.]+ GiB"):
         plan_of(config)
     # Told how large the pool is, it starts, and still says so.
-    told = plan_of(replace(config, kv_cache_memory_bytes=5 * BLOCK))
-    assert told.num_blocks == 5
-    line = told.line(config.gpu_memory_utilization)
+    reported = plan_of(replace(config, kv_cache_memory_bytes=5 * BLOCK))
+    assert reported.num_blocks == 5
+    line = reported.line(config.gpu_memory_utilization)
     assert "cannot be met: it is short by" in line
     assert "-" not in line.replace("non-torch", "").replace("--kv-cache-memory", "")
-    bill, _ = bill_of(read_back(told, config.gpu_memory_utilization))
-    assert abs(fit_requested(bill).short_by + told.fit_requested) <= rounding(bill)
+    breakdown, _ = breakdown_of(read_back(reported, config.gpu_memory_utilization))
+    assert abs(fit_requested(breakdown).short_by + reported.fit_requested) <= rounding(breakdown)
 
 
 def test_a_share_of_more_than_the_machine_has_free_is_refused_by_how_much() -> None:
@@ -169,24 +169,24 @@ def test_the_device_is_looked_at_again_as_time_passes() -> None:
     budget = plan_of(roomy()).total
     meter = Meter(plan_of(roomy()), Host(budget), log, clock)
 
-    def said() -> list[dict[str, int]]:
+    def stated() -> list[dict[str, int]]:
         log.flush(0, 0, (0, 0, 0, 0))
         flushed = [Flushed(*log.flushed.popleft()) for _ in range(len(log.flushed))]
         return [measured(one.args) for one in flushed]
 
     meter.tick()
     meter.tick()
-    (first,) = said()
+    (first,) = stated()
     assert first["device_total"] == budget
     # On the CPU torch counts nothing, and there are no graphs to estimate: not known, so not there.
     unknown = {"graphs_estimated", "allocator_reserved", "allocator_allocated"}
     assert first.keys() == {*SCHEMA[Kind.MEMORY].args, "elsewhere"} - unknown
     ballast = bytearray(os.urandom(64 << 20))
     meter.tick()
-    assert said() == []
+    assert stated() == []
     clock.sleep(3600)
     meter.tick()
-    (again,) = said()
+    (again,) = stated()
     assert again["used_here"] - first["used_here"] > len(ballast) // 2
 
 
@@ -200,11 +200,11 @@ def test_a_running_engine_shows_its_bill(capsys: pytest.CaptureFixture[str], tmp
         log = engine.log()
     assert figures["device_total"] == GIB_B
     assert figures["used_here"] <= GIB_B
-    bill, _ = bill_of(
+    breakdown, _ = breakdown_of(
         f for f in Log("a.log", datetime(2026, 11, 21, tzinfo=UTC)).records(log.splitlines()) if isinstance(f, Fact)
     )
-    assert abs(bill.weights - figures["weights"]) < 1e-4 * GIB_B
-    assert abs(figures["fit_requested"] - fit_requested(bill).kv_cache_memory) <= rounding(bill)
+    assert abs(breakdown.weights - figures["weights"]) < 1e-4 * GIB_B
+    assert abs(figures["fit_requested"] - fit_requested(breakdown).kv_cache_memory) <= rounding(breakdown)
 
 
 UNDER_LOAD = r"""
@@ -243,7 +243,7 @@ WITH_GRAPHS: dict[str, Any] = {**SMALL, "max_num_seqs": 64, "block_size": 1, "en
 TOKEN = kv_bytes_per_block(LOADED.config, 1, "float32")
 
 
-def bill_with_graphs(share: float = 0.9, faults: tuple[str, ...] = ()) -> tuple[Plan, int]:
+def breakdown_with_graphs(share: float = 0.9, faults: tuple[str, ...] = ()) -> tuple[Plan, int]:
     """Of an engine that has started, and what it has left free."""
     config = EngineConfig(**{**roomy(share).__dict__, **WITH_GRAPHS, "faults": faults})
     core = EngineCore(config, LOADED)
@@ -260,7 +260,7 @@ def suggested(plan: Plan) -> int:
 
 def test_graphs_are_on_the_bill_as_estimated_and_as_captured(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        plan, _ = bill_with_graphs()
+        plan, _ = breakdown_with_graphs()
     rows, tables = WITH_GRAPHS["max_num_seqs"], WITH_GRAPHS["max_model_len"]
     # Token, position, slot, length and table of each row, int64; and on the CPU nothing besides.
     assert plan.graphs == plan.graphs_estimated == 8 * rows * (4 + tables)
@@ -303,7 +303,7 @@ def test_sizing_kv_too_small(fault: bool) -> None:
 @pytest.mark.parametrize("fault", [True, False])
 def test_sizing_kv_too_large(fault: bool) -> None:
     """The graphs took more than was kept for them, hardly anything is free, and the advice is a smaller pool."""
-    plan, free = bill_with_graphs(share=1.0, faults=("sizing.kv-too-large",) if fault else ())
+    plan, free = breakdown_with_graphs(share=1.0, faults=("sizing.kv-too-large",) if fault else ())
     assert (plan.graphs > plan.graphs_estimated) == fault
     assert (free < DEVICE_HEADROOM / 2) == fault
     assert (suggested(plan) < plan.kv_pool) == fault
@@ -312,7 +312,7 @@ def test_sizing_kv_too_large(fault: bool) -> None:
 @pytest.mark.parametrize("fault", [True, False])
 def test_sizing_overreserved(fault: bool) -> None:
     """Memory was kept for graphs that do not take it: the advice is a pool that is larger by so much."""
-    plan, _ = bill_with_graphs(faults=("sizing.overreserved",) if fault else ())
+    plan, _ = breakdown_with_graphs(faults=("sizing.overreserved",) if fault else ())
     sizes = len(sizes_up_to(WITH_GRAPHS["max_num_seqs"]))
     assert plan.graphs_estimated == plan.graphs * (sizes if fault else 1)
     unused = plan.graphs_estimated - plan.graphs
@@ -322,7 +322,7 @@ def test_sizing_overreserved(fault: bool) -> None:
 @pytest.mark.parametrize("fault", [True, False])
 def test_sizing_bad_suggestion(fault: bool) -> None:
     """All is as it was planned, and yet the advice is a pool that is smaller than the one that fits."""
-    plan, _ = bill_with_graphs(faults=("sizing.bad-suggestion",) if fault else ())
+    plan, _ = breakdown_with_graphs(faults=("sizing.bad-suggestion",) if fault else ())
     assert plan.graphs == plan.graphs_estimated
     assert (suggested(plan) < plan.kv_pool) == fault
     without_kv = plan.weights + plan.activations + plan.non_torch + plan.graphs

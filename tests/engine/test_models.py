@@ -111,23 +111,23 @@ def test_a_window_one_token_longer_or_shorter_is_not_the_same(name: str, tmp_pat
     checkpoints.save(name, tmp_path)
     prompt = checkpoints.prompts(2, 100, seed=3)[1]
     window = checkpoints.CONFIGS[name].sliding_window
-    said = checkpoints.logits(tmp_path, prompt, torch.float32)
+    stated = checkpoints.logits(tmp_path, prompt, torch.float32)
     for sliding_window in (window - 1, window, window + 1, len(prompt)):
         checkpoints.edit(tmp_path, sliding_window=sliding_window)
         loaded = load_model(EngineConfig(model=str(tmp_path)))
-        same = checkpoints.distance(checkpoints.engine_logits(loaded, prompt, torch.float32), said) < NEAR
+        same = checkpoints.distance(checkpoints.engine_logits(loaded, prompt, torch.float32), stated) < NEAR
         assert same == (sliding_window == window)
 
 
 def test_an_end_token_ends_the_output(tmp_path: Path) -> None:
     model = checkpoints.save("qwen2", tmp_path)
     prompt = checkpoints.prompts(2, 40, seed=5)[1]
-    said = checkpoints.generate(model, prompt, 24)
+    stated = checkpoints.generate(model, prompt, 24)
     # What generation_config.json says goes before config.json, as in `generate`.
-    ends = [said[5], said[9]]
+    ends = [stated[5], stated[9]]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    first = min(map(said.index, ends))
-    assert greedy(load_model(EngineConfig(model=str(tmp_path))), prompt, 24) == said[: first + 1]
+    first = min(map(stated.index, ends))
+    assert greedy(load_model(EngineConfig(model=str(tmp_path))), prompt, 24) == stated[: first + 1]
 
 
 def test_sharded_weights_are_found_by_their_index(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_configs_as_older_releases_wrote_them_are_read(name: str, changes: dict[
 )
 def test_what_is_not_supported_is_refused_by_name(llama: Path, changes: dict[str, Any], named: list[str]) -> None:
     checkpoints.edit(llama, **changes)
-    said = refusal(llama)
-    assert all(name in said for name in named), said
+    stated = refusal(llama)
+    assert all(name in stated for name in named), stated
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_what_would_change_the_tokens_is_refused_by_name(
 ) -> None:
     checkpoints.save(name, tmp_path)
     checkpoints.edit(tmp_path, **changes)
-    said = refusal(tmp_path)
-    assert all(word in said for word in named), said
+    stated = refusal(tmp_path)
+    assert all(word in stated for word in named), stated
 
 
 MORE_SETTINGS = {
@@ -333,22 +333,22 @@ def test_a_broken_file_is_named(llama: Path, broken: str) -> None:
 
 
 def test_a_directory_that_is_none_and_a_context_that_is_too_long_are_refused(llama: Path) -> None:
-    assert "no directory" in refusal(llama / "nowhere")
+    assert "not a directory" in refusal(llama / "nowhere")
     longer = checkpoints.MAX_LEN + 1
-    said = refusal(llama, max_model_len=longer)
-    assert str(longer) in said
-    assert str(checkpoints.MAX_LEN) in said
+    stated = refusal(llama, max_model_len=longer)
+    assert str(longer) in stated
+    assert str(checkpoints.MAX_LEN) in stated
     assert load_model(EngineConfig(model=str(llama), max_model_len=100)).config.max_model_len == 100
 
 
 def test_the_tiny_model_is_the_same_from_the_same_seed_and_can_be_read() -> None:
     same, again, other = (load_model(EngineConfig(seed=seed)) for seed in (1, 1, 2))
     prompt = same.tokenizer.encode("The blocks of")
-    said = greedy(same, prompt, 40)
-    assert said == greedy(again, prompt, 40)
-    assert said != greedy(other, prompt, 40)
-    assert same.tokenizer.decode(said).isprintable()
-    assert len(set(said)) > 10
+    stated = greedy(same, prompt, 40)
+    assert stated == greedy(again, prompt, 40)
+    assert stated != greedy(other, prompt, 40)
+    assert same.tokenizer.decode(stated).isprintable()
+    assert len(set(stated)) > 10
     for name, weight in tiny.weights(1).items():
         assert weight.isfinite().all(), name
 

@@ -71,8 +71,10 @@ def test_prefill_in_one_process_and_decode_in_another(family: str, tmp_path: Pat
         assert [choice["text"] for choice in made] == [text_of(load_tokens(tmp_path), tokens) for tokens in expected]
         brought = sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts)
         assert brought > sum(map(len, prompts)) / 2
-        books = decode.ledger(lambda ledger: ledger.state.totals.finished.get(Status.FINISHED_LENGTH_CAPPED) == COUNT)
-        assert books.state.totals.hit_tokens == 0 or books.state.totals.hit_tokens == brought
+        ledger_state = decode.ledger(
+            lambda ledger: ledger.state.totals.finished.get(Status.FINISHED_LENGTH_CAPPED) == COUNT
+        )
+        assert ledger_state.state.totals.hit_tokens == 0 or ledger_state.state.totals.hit_tokens == brought
         for engine in (prefill, decode):
             free = engine.ledger(lambda ledger: ledger.state.used == 0 and not ledger.state.deferrals)
             assert not free.anomalies
@@ -253,7 +255,7 @@ def test_a_lease_that_ends_frees_what_nobody_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "stated"),
     [
         (KVTransferParams(), "one of do_remote_decode and do_remote_prefill"),
         (KVTransferParams(do_remote_decode=True, do_remote_prefill=True), "one of do_remote_decode"),
@@ -266,8 +268,8 @@ def test_a_lease_that_ends_frees_what_nobody_fetched() -> None:
         ),
     ],
 )
-def test_what_makes_no_transfer_is_refused(params: KVTransferParams, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_makes_no_transfer_is_refused(params: KVTransferParams, stated: str) -> None:
+    with pytest.raises(ValueError, match=stated):
         params.check()
 
 

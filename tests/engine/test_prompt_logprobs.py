@@ -47,12 +47,12 @@ def test_they_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     for name, settings in steps.items():
         with LLM(str(tmp_path), block_size=16, **settings) as llm:
             plain = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))
-            told = llm.generate(prompts, ASKED)
+            reported = llm.generate(prompts, ASKED)
             if name == "preempted":
                 assert llm.core.scheduler.num_preemptions > 0
-        assert [output.outputs for output in told] == [output.outputs for output in plain], name
+        assert [output.outputs for output in reported] == [output.outputs for output in plain], name
         assert all(output.prompt_logprobs is None for output in plain)
-        for prompt, output, rows in zip(prompts, told, expected, strict=True):
+        for prompt, output, rows in zip(prompts, reported, expected, strict=True):
             assert output.prompt_logprobs is not None
             first, *others = output.prompt_logprobs
             assert first is None, "nothing precedes the first token"
@@ -116,17 +116,17 @@ def test_an_echo_begins_with_the_prompt(engine: EngineProcess) -> None:
 
 def test_logprobs_of_an_echo_are_those_of_prompt_and_output(engine: EngineProcess) -> None:
     plain, both = ask(engine, logprobs=2)["logprobs"], ask(engine, echo=True, logprobs=2)
-    told, count = both["logprobs"], len(both["logprobs"]["tokens"]) - 5
-    assert "".join(told["tokens"]) == both["text"]
-    assert told["text_offset"] == [len("".join(told["tokens"][:place])) for place in range(count + 5)]
-    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert told["token_logprobs"][count:] == pytest.approx(plain["token_logprobs"], abs=CLOSE)
+    reported, count = both["logprobs"], len(both["logprobs"]["tokens"]) - 5
+    assert "".join(reported["tokens"]) == both["text"]
+    assert reported["text_offset"] == [len("".join(reported["tokens"][:place])) for place in range(count + 5)]
+    assert reported["token_logprobs"][0] is reported["top_logprobs"][0] is None
+    assert reported["token_logprobs"][count:] == pytest.approx(plain["token_logprobs"], abs=CLOSE)
     score = ask(engine, echo=True, logprobs=2, max_tokens=0)
-    assert score["logprobs"]["token_logprobs"][1:] == pytest.approx(told["token_logprobs"][1:count], abs=CLOSE)
+    assert score["logprobs"]["token_logprobs"][1:] == pytest.approx(reported["token_logprobs"][1:count], abs=CLOSE)
     assert len(score["logprobs"]["tokens"]) == count
     by_id = ask(engine, prompt_logprobs=2)["prompt_logprobs"]
     assert by_id[0] is None
-    for at, logprob in zip(by_id[1:], told["token_logprobs"][1:count], strict=True):
+    for at, logprob in zip(by_id[1:], reported["token_logprobs"][1:count], strict=True):
         assert any(one["logprob"] == pytest.approx(logprob, abs=CLOSE) for one in at.values())
         assert {"logprob", "rank", "decoded_token"} == set(next(iter(at.values())))
     assert score["prompt_logprobs"][0] is None
@@ -143,9 +143,9 @@ def test_a_streamed_echo_is_the_same_text(engine: EngineProcess) -> None:
         chunks = [httpx.Response(200, text=line[6:]).json() for line in streamed.text.split("\n\n") if "{" in line]
         choices = [chunk["choices"][0] for chunk in chunks]
         assert "".join(choice["text"] for choice in choices) == whole["text"]
-        told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        reported = [choice["logprobs"] for choice in choices if choice["logprobs"]]
         for name in ("tokens", "text_offset"):
-            assert [one for each in told for one in each[name]] == whole["logprobs"][name]
+            assert [one for each in reported for one in each[name]] == whole["logprobs"][name]
 
 
 def test_what_cannot_be_told_is_refused(engine: EngineProcess) -> None:

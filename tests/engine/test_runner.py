@@ -38,7 +38,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(256, (length,), generator=generator).tolist()
 
 
-def said(run: ModelRunner, one: Request, table: list[int], num_tokens: int) -> list[Sampled]:
+def stated(run: ModelRunner, one: Request, table: list[int], num_tokens: int) -> list[Sampled]:
     got = execute(run, plan((one, num_tokens)), {one.number: table})
     one.num_computed_tokens += num_tokens
     return got
@@ -47,7 +47,7 @@ def said(run: ModelRunner, one: Request, table: list[int], num_tokens: int) -> l
 def test_only_requests_at_their_end_get_a_token_in_the_order_of_the_plan() -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate([9, 1, 30, 2, 17])]
     tables = {number: list(range(1 + 8 * number, 9 + 8 * number)) for number in range(5)}
-    alone = [said(runner(), request(n, prompts[n]), tables[n], len(prompts[n])) for n in range(5)]
+    alone = [stated(runner(), request(n, prompts[n]), tables[n], len(prompts[n])) for n in range(5)]
     assert len({tuple(tokens) for tokens in alone}) > 1
 
     run = runner()
@@ -63,21 +63,21 @@ def test_only_requests_at_their_end_get_a_token_in_the_order_of_the_plan() -> No
 
 
 def test_a_step_that_ends_no_prompt_samples_nothing() -> None:
-    assert said(runner(), request(1, prompt(10, 0)), [1, 2, 3], 6) == []
+    assert stated(runner(), request(1, prompt(10, 0)), [1, 2, 3], 6) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_kv_taken_out_and_put_back_elsewhere_is_the_same(dtype: str) -> None:
     run = runner(dtype)
     tokens = prompt(11, 3)
-    expected = said(run, request(1, tokens), [5, 9, 7], 11)
+    expected = stated(run, request(1, tokens), [5, 9, 7], 11)
     kv = run.gather([5, 9])
     assert kv.nbytes == 2 * kv_bytes_per_block(LOADED.config, BLOCK_SIZE, dtype)
     run.scatter([5, 9], torch.zeros_like(kv))
     assert not run.gather([9]).any()
     run.scatter([40, 41], kv)
     assert torch.equal(run.gather([41, 40]), kv[:, :, [1, 0]])
-    assert said(run, request(2, tokens, computed=8), [40, 41, 42], 3) == expected
+    assert stated(run, request(2, tokens, computed=8), [40, 41, 42], 3) == expected
 
 
 def test_nothing_is_written_outside_of_the_tables() -> None:
@@ -127,7 +127,7 @@ def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, value: object
 
 def test_a_copy_in_parts_is_the_copy_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run = runner()
-    said(run, request(1, prompt(30, 1)), list(range(1, 9)), 30)
+    stated(run, request(1, prompt(30, 1)), list(range(1, 9)), 30)
     blocks = [3, 1, 8, 2, 7, 5, 4]
     whole = run.gather(blocks)
     monkeypatch.setattr("kvscope.engine.execution.model_runner.COPY_BYTES", 3 * whole[:, :, 0].numel() * 4)

@@ -161,14 +161,14 @@ def test_logprobs_are_the_models_own_whatever_is_drawn() -> None:
     expected = logits.log_softmax(-1)
     drawing = with_tokens([1], [2, 3], logprobs=4, presence_penalty=2.0)
     rows = [drawing, request(2, temperature=3, logprobs=0), request(3)]
-    told = choose(logits, rows, seed=1)
-    assert [len(one.logprobs) for one in told] == [5, 1, 0]
-    for row, one in enumerate(told[:2]):
+    reported = choose(logits, rows, seed=1)
+    assert [len(one.logprobs) for one in reported] == [5, 1, 0]
+    for row, one in enumerate(reported[:2]):
         own = one.logprobs[0]
         assert own.token_id == one.token_id
         assert own.logprob == pytest.approx(expected[row, one.token_id].item())
         assert own.rank == 1 + int((logits[row] > logits[row, one.token_id]).sum())
-    top = told[0].logprobs[1:]
+    top = reported[0].logprobs[1:]
     assert [one.token_id for one in top] == logits[0].argsort(descending=True)[:4].tolist()
     assert [one.rank for one in top] == [1, 2, 3, 4]
 

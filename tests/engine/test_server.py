@@ -153,8 +153,8 @@ def test_logprobs_of_a_chat_whole_and_as_a_stream(client: openai.OpenAI) -> None
         assert len(one.top_logprobs) == 2
         assert (one.token, one.logprob) == (one.top_logprobs[0].token, one.top_logprobs[0].logprob)
         assert one.bytes == (None if one.token == "\ufffd" else list(one.token.encode()))
-    told = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(stream=True, **asked)]
-    assert [one for part in told if part for one in part.content or []] == whole.content
+    reported = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(stream=True, **asked)]
+    assert [one for part in reported if part for one in part.content or []] == whole.content
     without = client.chat.completions.create(**asked | {"top_logprobs": None}).choices[0].logprobs
     assert without is not None
     assert [one.top_logprobs for one in without.content or []] == [[]] * 20
@@ -362,9 +362,9 @@ def test_health_tells_idle_from_serving_and_from_stalled(engine: EngineProcess) 
         body = {"prompt": "x" * 2000, "max_tokens": 10}
         connection.sendall(_post("/v1/completions", body, {"X-Request-Id": "too-large"}))
         wait_for(lambda: health().status_code == 503)
-        told = health().json()
-        assert told["status"] == "stalled"
-        assert [(r["id"], r["state"], r["cause"]) for r in told["stalled_requests"]] == [
+        reported = health().json()
+        assert reported["status"] == "stalled"
+        assert [(r["id"], r["state"], r["cause"]) for r in reported["stalled_requests"]] == [
             ("cmpl-too-large", "WAITING", "KV_BLOCKS")
         ]
         ledger = engine.ledger(lambda ledger: any(r.stalled_ns for r in ledger.state.requests.values()))

@@ -151,11 +151,11 @@ def test_with_a_step_planned_ahead_what_is_lost_meanwhile_is_fenced(tmp_path: Pa
     def life(ahead: bool) -> list[float]:
         seen: list[float] = []
         with closing(engine(async_scheduling=ahead, journal=tmp_path / str(ahead))) as e:
-            stays = e.submit("stays", [1] * 100, SamplingParams(max_tokens=20, ignore_eos=True))
+            survivor = e.submit("stays", [1] * 100, SamplingParams(max_tokens=20, ignore_eos=True))
             goes = e.submit("goes", [2] * 100, SamplingParams(max_tokens=200, ignore_eos=True))
             e.at(0.05, partial(e.client_gone, goes))
             while e.in_flight:
-                e.run(0.01, lambda outputs: seen.extend(e.now_s for each in outputs if each.number == stays))
+                e.run(0.01, lambda outputs: seen.extend(e.now_s for each in outputs if each.number == survivor))
         frames = [decode(payload) for payload in journal.read(tmp_path / str(ahead))]
         kinds = [event.kind for frame in frames if isinstance(frame, Batch) for event in frame.events()]
         assert (Kind.RECLAIMED in kinds) == ahead

@@ -54,7 +54,7 @@ def test_a_first_step_that_hangs_is_likely(tmp_path: Path) -> None:
         core.submit("r-hangs", [1, 2, 3], SamplingParams(max_tokens=1))
         watch_until(stream, watch, lambda: stalled(watch))
         watch_until(stream, watch, lambda: core.watchdog.stalled)
-        watch_until(stream, watch, lambda: "says so too" in str(stalled(watch)[0].evidence))
+        watch_until(stream, watch, lambda: "reports it too" in str(stalled(watch)[0].evidence))
         (finding,) = stalled(watch)
         assert finding.verdict == "likely"
         assert finding.culprits.requests == ["r-hangs"]

@@ -35,7 +35,7 @@ class WatchedLab(Lab):
             self.step(seconds=1.0)
             self.watchdog.look()
 
-    def said(self) -> list[tuple[int, int, int, int]]:
+    def stated(self) -> list[tuple[int, int, int, int]]:
         """Every `stalled` on the stream: request, status, since step, cause."""
         self.flush()
         events = [event for frame in self.frames for event in frame.events()]
@@ -47,10 +47,10 @@ def test_a_request_that_can_never_fit_and_those_behind_it_stall_once() -> None:
     too_large = lab.arrive(40)
     behind = lab.arrive(4)
     lab.rest(round(STALL_S) - 1)
-    assert lab.said() == []
+    assert lab.stated() == []
     assert lab.watchdog.engine_stalled_s == 0
     lab.rest(2 * round(STALL_S))
-    assert lab.said() == [
+    assert lab.stated() == [
         (too_large.number, Status.WAITING, -1, Cause.KV_BLOCKS),
         (behind.number, Status.WAITING, -1, Cause.BEHIND_HEAD),
     ]
@@ -67,7 +67,7 @@ def test_who_moves_however_slowly_does_not_stall() -> None:
     while not request.is_finished:
         lab.clock.sleep(STALL_S - 2)
         lab.rest(1)
-    assert lab.said() == []
+    assert lab.stated() == []
 
 
 def test_a_stall_that_ended_can_begin_again() -> None:
@@ -75,7 +75,7 @@ def test_a_stall_that_ended_can_begin_again() -> None:
     first, second = lab.arrive(4, max_tokens=200), lab.arrive(4, max_tokens=200)
     lab.rest(40)
     first_stall = [(second.number, Status.WAITING, -1, Cause.MAX_NUM_SEQS)]
-    assert lab.said() == first_stall
+    assert lab.stated() == first_stall
     lab.abort(first)
     lab.rest(5)
     assert lab.watchdog.stalled == {}
@@ -84,7 +84,7 @@ def test_a_stall_that_ended_can_begin_again() -> None:
         lab.clock.sleep(1.0)
         lab.watchdog.look()
     # No pass was made in all that time: nobody looked at it.
-    assert lab.said() == [*first_stall, (second.number, Status.RUNNING, since, Cause.ZERO_TOKENS)]
+    assert lab.stated() == [*first_stall, (second.number, Status.RUNNING, since, Cause.ZERO_TOKENS)]
 
 
 def test_a_step_that_does_not_return_is_the_cause() -> None:
@@ -95,7 +95,7 @@ def test_a_step_that_does_not_return_is_the_cause() -> None:
     for _ in range(40):
         lab.clock.sleep(1.0)
         lab.watchdog.look()
-    assert lab.said() == [(request.number, Status.RUNNING, -1, Cause.STEP_IN_FLIGHT)]
+    assert lab.stated() == [(request.number, Status.RUNNING, -1, Cause.STEP_IN_FLIGHT)]
     assert lab.watchdog.engine_stalled_s >= STALL_S
 
 

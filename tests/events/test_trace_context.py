@@ -63,8 +63,8 @@ def test_a_request_keeps_its_callers_trace(at_the_front_end: bool) -> None:
     requests = scene.ledger.state.requests
     assert (requests[1].trace, requests[2].trace) == (context, None)
     assert keyframe_codec.load_state(keyframe_codec.dump_state(scene.ledger.state)).requests[1].trace == context
-    told = [line.text for line in scene.watch.request(scene.ledger.engine, "r-1").event_history]
-    assert f"is part of its caller's trace {context.trace_id:032x}" in told
+    reported = [line.text for line in scene.watch.request(scene.ledger.engine, "r-1").event_history]
+    assert f"is part of its caller's trace {context.trace_id:032x}" in reported
 
 
 def test_a_trace_of_nobody_known_changes_nothing() -> None:

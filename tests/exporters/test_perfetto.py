@@ -151,11 +151,11 @@ def test_each_request_is_a_track_with_the_phases_of_its_life(lab: Lab, watch: Pi
         lived = phases(scan_events(ledger.recent, number), number, ledger.now_ns)
         assert [at for at, _ in begun] == [phase.since_ns for phase in lived]
         for (_, event), phase in zip(begun, lived, strict=True):
-            said = arguments(event)
+            stated = arguments(event)
             assert event.name == phase_names(phase)[0]
-            assert (said["computed"], said["recomputed"]) == (phase.computed, phase.recomputed)
+            assert (stated["computed"], stated["recomputed"]) == (phase.computed, phase.recomputed)
             if phase.status < FIRST_FINISHED:
-                assert (said.get("reason", ""), said["blocks"]) == (phase_names(phase)[1], phase.blocks)
+                assert (stated.get("reason", ""), stated["blocks"]) == (phase_names(phase)[1], phase.blocks)
 
 
 def test_what_ended_and_holds_blocks_is_drawn_until_it_gives_them_back(watch: Pipeline, read: Read) -> None:
@@ -184,11 +184,11 @@ def test_counters_are_the_ledgers_points_each_change_once(lab: Lab, watch: Pipel
 
 
 def test_findings_are_instants_with_what_they_say(lab: Lab, watch: Pipeline, read: Read) -> None:
-    told = {report.code: report for report in watch.findings()}
+    reported = {report.code: report for report in watch.findings()}
     shown = {event.name: arguments(event) for event in read.on("Findings") if not event.name.endswith(" resolved")}
-    assert set(shown) == set(told)
-    for code, said in shown.items():
-        assert (said["severity"], said["runbook"]) == (told[code].severity, told[code].runbook)
+    assert set(shown) == set(reported)
+    for code, stated in shown.items():
+        assert (stated["severity"], stated["runbook"]) == (reported[code].severity, reported[code].runbook)
     assert ("leak.finished-held" in shown) == (lab.connector is not None)
 
 
@@ -241,5 +241,5 @@ def test_a_folder_that_is_not_there_and_a_stream_that_is_silent(
     assert cli.main(["export", recording, str(tmp_path / "none" / "trace")]) == 2
     assert "name another file" in capsys.readouterr().err
     assert cli.main(["export", f"ipc://{tmp_path}/silent", str(tmp_path / "trace"), "--timeout", "0.2"]) == 3
-    assert "nothing was heard" in capsys.readouterr().err
+    assert "no message arrived" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"recording"}

@@ -124,9 +124,9 @@ def test_promtool_finds_nothing_to_say_of_the_page(watch: Pipeline) -> None:
     if promtool is None:
         pytest.skip("promtool is not here: apt-get install prometheus")
     watch.fleet.engines["lab@127.0.0.1:0/0"].state.memory = list(range(1, 15))
-    said = page(watch, [SOURCE], ALERTS)
-    told = subprocess.run([promtool, "check", "metrics"], input=said, capture_output=True, check=False)
-    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+    stated = page(watch, [SOURCE], ALERTS)
+    reported = subprocess.run([promtool, "check", "metrics"], input=stated, capture_output=True, check=False)
+    assert (reported.returncode, reported.stdout, reported.stderr) == (0, b"", b"")
 
 
 def test_the_balance_is_the_pools_and_sums_to_its_total(lab: Lab, watch: Pipeline) -> None:
@@ -265,14 +265,14 @@ def test_the_reference_names_every_metric_with_its_type_and_labels(watch: Pipeli
     """The table that is generated, and what is really on a page with everything on it."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \|", REFERENCE.read_text(), re.MULTILINE)
     documented = {name: (kind, labels) for name, kind, labels in rows}
-    told = [*families(watch).values(), *WatchCollector(watch, lambda: [SOURCE], lambda: ALERTS).collect()]
-    for family in told:
+    reported = [*families(watch).values(), *WatchCollector(watch, lambda: [SOURCE], lambda: ALERTS).collect()]
+    for family in reported:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         kind, labels = documented[name]
         assert kind == family.type
         assert {label for sample in family.samples for label in sample.labels} <= {*labels.split(", "), "le"}
     assert {name.removesuffix("_total") for name in documented if name.startswith("kvscope_")} == {
-        family.name for family in told if family.name.startswith("kvscope_")
+        family.name for family in reported if family.name.startswith("kvscope_")
     }
 
 
@@ -300,22 +300,22 @@ def test_alerts_are_told_by_receiver_and_absent_where_none_are_sent(watch: Pipel
 
 
 def test_what_leaks_grows_old_in_the_ages_and_never_gets_into_the_lifetimes(lab: Lab, watch: Pipeline) -> None:
-    def told(family: str, state: str | None = None) -> dict[str, float]:
+    def reported(family: str, state: str | None = None) -> dict[str, float]:
         samples = [s for s in families(watch)[family].samples if s.labels.get("state") == state]
         return {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
 
     balance = by_labels(families(watch)["kvscope_blocks"], "holder")
     held = sum(balance[holder,] for holder in ("running", "waiting", "finished", "unaccounted"))
     leaked = balance["finished",] + balance["unaccounted",]
-    before = told("kvscope_block_age_seconds", "held")
+    before = reported("kvscope_block_age_seconds", "held")
     assert before["+Inf"] == held
-    assert told("kvscope_block_age_seconds", "cached_idle")["+Inf"] == balance["cached_idle",]
-    lived = told("kvscope_block_lifetime_seconds")["+Inf"]
+    assert reported("kvscope_block_age_seconds", "cached_idle")["+Inf"] == balance["cached_idle",]
+    lived = reported("kvscope_block_lifetime_seconds")["+Inf"]
     lab.clock.sleep(4_000)
     watch.feed([lab.heartbeat()])
     lab.step()
     watch.feed(lab.frames)
-    after = told("kvscope_block_age_seconds", "held")
+    after = reported("kvscope_block_age_seconds", "held")
     assert after["+Inf"] - after["3600.0"] >= leaked > 0
     assert before["3600.0"] == before["+Inf"]
-    assert told("kvscope_block_lifetime_seconds")["+Inf"] <= lived + balance["cached_idle",]
+    assert reported("kvscope_block_lifetime_seconds")["+Inf"] <= lived + balance["cached_idle",]

@@ -12,7 +12,7 @@ from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of
-from tests.history.test_writer import Heard
+from tests.history.test_writer import ReceivedRecords
 from tests.lab import Lab
 
 
@@ -20,13 +20,13 @@ def kept(history: Path, lab: Lab, segment_bytes: int = 15_000, first: int = 0, l
     """The lab's frames from `first` to `last` as a history, all segments closed but the last; the closed ones."""
     usual, segment_writer.SEGMENT_BYTES = segment_writer.SEGMENT_BYTES, segment_bytes  # type: ignore[misc]
     try:
-        heard = Heard(history, lab)
-        heard.hear(lab.frames[first:last])
-        heard.writer.stop(heard.ledger)
+        received = ReceivedRecords(history, lab)
+        received.receive(lab.frames[first:last])
+        received.writer.stop(received.ledger)
     finally:
         segment_writer.SEGMENT_BYTES = usual  # type: ignore[misc]
-    for path in heard.ended:
-        assert close(path, heard.directory) is not None
+    for path in received.ended:
+        assert close(path, received.directory) is not None
     return [segment.path for segment in closed_of(history, lab)]
 
 

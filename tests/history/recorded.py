@@ -41,7 +41,7 @@ def folded(frames: list[Frame], until_ns: int) -> EngineLedger:
     return ledger
 
 
-def books(ledger: EngineLedger) -> object:
+def ledger_state(ledger: EngineLedger) -> object:
     """All that the ledger knows of the pool and of requests, and where it is."""
     return state_of(ledger), ledger.balance(), ledger.position()
 

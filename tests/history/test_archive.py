@@ -163,11 +163,11 @@ def test_two_writers_of_one_engine_count_once(tmp_path: Path, lab: Lab) -> None:
     for of in (SqlInput(None, archive=archive), SqlInput(writers[0], archive=archive)):
         rows = ask("SELECT * EXCLUDE (time) FROM events WHERE sequence >= 0 ORDER BY sequence, event", of)
         until = rows[-1]["sequence"]
-        said = ask(
+        stated = ask(
             f"SELECT * EXCLUDE (time) FROM events WHERE sequence BETWEEN 0 AND {until} ORDER BY sequence, event",
             SqlInput(tmp_path / "all" / "history"),
         )
-        assert rows == said
+        assert rows == stated
         points = ask("SELECT at_ns, count(*) AS n FROM points GROUP BY at_ns HAVING n > 1", of)
         assert points == []
     assert len(ask("FROM points", SqlInput(None, archive=archive))) > 10
@@ -387,8 +387,8 @@ def test_the_command_reads_an_archive_alone(tmp_path: Path, lab: Lab, capsys: py
     assert main([*query, "--archive", str(tmp_path / "archive"), "--since", "30m"]) == 2
     assert "none of that time" in capsys.readouterr().err
     for arguments, says in (
-        (["--archive", str(tmp_path / "nowhere")], "is no archive: `monitor serve --archive"),
-        (["--archive", "ftp://x/y"], "is no archive: name s3://"),
+        (["--archive", str(tmp_path / "nowhere")], "is not an archive: `monitor serve --archive"),
+        (["--archive", "ftp://x/y"], "is not an archive: name s3://"),
         (["--archive", "s3://key:secret@bucket/x"], "AWS_ACCESS_KEY_ID"),
     ):
         assert main([*query, *arguments]) == 2

@@ -14,8 +14,8 @@ from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
-from tests.history.recorded import books
-from tests.history.test_writer import Heard
+from tests.history.recorded import ledger_state
+from tests.history.test_writer import ReceivedRecords
 from tests.lab import Lab
 
 HOUR_NS = 3_600_000_000_000
@@ -43,29 +43,29 @@ def work(lab: Lab, steps: int) -> list[Batch]:
     return [frame for frame in lab.frames[first:] if isinstance(frame, Batch)]
 
 
-def close_all(heard: Heard) -> None:
-    heard.writer.stop(heard.ledger)
-    for segment in history_segments(heard.directory):
-        close(segment.path, heard.directory)
+def close_all(received: ReceivedRecords) -> None:
+    received.writer.stop(received.ledger)
+    for segment in history_segments(received.directory):
+        close(segment.path, received.directory)
 
 
 def assert_found(history: History, name: str, live: EngineLedger, moments: list[tuple[int, Position, object]]) -> None:
     """At each of the stream times the state is the one that the live ledger had."""
     for at_ns, position, expected in moments:
         then = history.ledger_at(name, at_ns)
-        assert (then.position(), books(then)) == (position, expected), at_ns
+        assert (then.position(), ledger_state(then)) == (position, expected), at_ns
         assert then.now_ns == at_ns
-        assert then.now_ns - then.heard_ns < SECOND_NS, "the engine was received then"
+        assert then.now_ns - then.last_received_ns < SECOND_NS, "the engine was received then"
         assert list(history.batches(name, at_ns - 4 * SECOND_NS, at_ns))[-1].sequence == position.sequence
     kept = history.points(name, moments[0][0], moments[-1][0], 1 << 30)
     assert kept == [point for point in live.points if moments[0][0] <= point.at_ns <= moments[-1][0]]
 
 
-def hear_all(heard: Heard, batches: list[Batch], moments: list[tuple[int, Position, object]]) -> None:
+def hear_all(received: ReceivedRecords, batches: list[Batch], moments: list[tuple[int, Position, object]]) -> None:
     for number, batch in enumerate(batches):
-        heard.hear([batch])
+        received.receive([batch])
         if number % 40 == 20:
-            moments.append((heard.ledger.now_ns, heard.ledger.position(), books(heard.ledger)))
+            moments.append((received.ledger.now_ns, received.ledger.position(), ledger_state(received.ledger)))
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -73,71 +73,74 @@ def test_one_life_whose_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 15_000)
     clock = SetClock()
     lab = Lab(total=120, clock=clock)
-    heard = Heard(tmp_path, lab)
+    received = ReceivedRecords(tmp_path, lab)
     moments: list[tuple[int, Position, object]] = []
-    heard.hear(lab.frames)
-    hear_all(heard, work(lab, 120), moments)
+    received.receive(lab.frames)
+    hear_all(received, work(lab, 120), moments)
     clock.behind_ns = HOUR_NS
-    hear_all(heard, work(lab, 200), moments)
-    assert len(history_segments(heard.directory)) > 4
+    hear_all(received, work(lab, 200), moments)
+    assert len(history_segments(received.directory)) > 4
     if closed:
-        close_all(heard)
-    assert_found(History(tmp_path), lab.packer.engine, heard.ledger, moments)
+        close_all(received)
+    assert_found(History(tmp_path), lab.packer.engine, received.ledger, moments)
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_later_life_with_an_earlier_clock(tmp_path: Path, closed: bool) -> None:
     clock = SetClock()
     first = Lab(total=120, clock=clock)
-    heard = Heard(tmp_path, first)
+    received = ReceivedRecords(tmp_path, first)
     moments: list[tuple[int, Position, object]] = []
-    heard.hear(first.frames)
-    hear_all(heard, work(first, 100), moments)
+    received.receive(first.frames)
+    hear_all(received, work(first, 100), moments)
     for _ in range(6):  # what a source adds while it receives nothing
         clock.sleep(1)
-        heard.hear([observed(first.packer.engine, heard.ledger.epoch, heard.ledger.now_ns + SECOND_NS)])
+        received.receive([observed(first.packer.engine, received.ledger.epoch, received.ledger.now_ns + SECOND_NS)])
     clock.behind_ns = HOUR_NS
     second = Lab(total=120, clock=clock, seed=1)
     assert second.packer.epoch < first.packer.epoch
-    heard.hear([second.keyframe()])
-    hear_all(heard, work(second, 100), moments)
-    assert heard.ledger.epoch == second.packer.epoch
-    assert {segment.epoch for segment in history_segments(heard.directory)} == {first.packer.epoch, second.packer.epoch}
+    received.receive([second.keyframe()])
+    hear_all(received, work(second, 100), moments)
+    assert received.ledger.epoch == second.packer.epoch
+    assert {segment.epoch for segment in history_segments(received.directory)} == {
+        first.packer.epoch,
+        second.packer.epoch,
+    }
     if closed:
-        close_all(heard)
+        close_all(received)
     history = History(tmp_path)
-    assert_found(history, first.packer.engine, heard.ledger, moments)
+    assert_found(history, first.packer.engine, received.ledger, moments)
     span = history.span(first.packer.engine)
     assert span is not None
     assert span.from_ns == first.frames[0].wall_ns
-    assert span.to_ns == pytest.approx(heard.ledger.now_ns, abs=SECOND_NS)
-    assert history.last_ns(first.packer.engine) == pytest.approx(heard.ledger.now_ns, abs=SECOND_NS)
+    assert span.to_ns == pytest.approx(received.ledger.now_ns, abs=SECOND_NS)
+    assert history.last_ns(first.packer.engine) == pytest.approx(received.ledger.now_ns, abs=SECOND_NS)
 
 
 def test_another_engine_of_the_name_begins_no_segment_while_this_one_lives(tmp_path: Path) -> None:
     clock = SetClock()
     first = Lab(total=120, clock=clock)
-    heard = Heard(tmp_path, first)
-    heard.hear(first.frames)
+    received = ReceivedRecords(tmp_path, first)
+    received.receive(first.frames)
     clock.behind_ns = HOUR_NS
     other = Lab(total=120, clock=clock, seed=1)
     clock.behind_ns = 0
     for _ in range(20):
         work(first, 2)
-        heard.hear([*first.frames[-2:], other.heartbeat(), other.keyframe()])
-    assert len(history_segments(heard.directory)) == 1
-    assert heard.ledger.epoch == first.packer.epoch
+        received.receive([*first.frames[-2:], other.heartbeat(), other.keyframe()])
+    assert len(history_segments(received.directory)) == 1
+    assert received.ledger.epoch == first.packer.epoch
 
 
 def test_a_history_of_a_clock_that_went_on_is_read_in_one_run(tmp_path: Path) -> None:
     clock = SetClock()
     lab = Lab(total=120, clock=clock)
-    heard = Heard(tmp_path, lab)
-    heard.hear(lab.frames)
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(lab.frames)
     moments: list[tuple[int, Position, object]] = []
-    hear_all(heard, work(lab, 60), moments)
+    hear_all(received, work(lab, 60), moments)
     clock.behind_ns = -HOUR_NS  # set forward: a gap in wall time, and none in stream time
-    hear_all(heard, work(lab, 60), moments)
+    hear_all(received, work(lab, 60), moments)
     frames = [frame for frame in lab.frames if isinstance(frame, Batch | Keyframe)]
-    assert frames[-1].wall_ns - heard.ledger.now_ns > HOUR_NS // 2
-    assert_found(History(tmp_path), lab.packer.engine, heard.ledger, moments)
+    assert frames[-1].wall_ns - received.ledger.now_ns > HOUR_NS // 2
+    assert_found(History(tmp_path), lab.packer.engine, received.ledger, moments)

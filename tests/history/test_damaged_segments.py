@@ -16,7 +16,7 @@ from kvscope.monitor.history.active_segment import Opened
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import write_tables
 from kvscope.monitor.history.sql_tables import SqlInput, answer
-from tests.history.recorded import books, worked, write
+from tests.history.recorded import ledger_state, worked, write
 
 ENGINE = "lab@127.0.0.1:0"
 TABLES = ("events", "frames", "keyframes", "points", "notes")
@@ -74,14 +74,14 @@ def test_damage_is_logged_and_takes_only_its_segment(
     directory, end_ns = history_of(tmp_path)
     sound = History(directory)
     batches = read_all(sound)
-    expected = books(sound.ledger_at(ENGINE, end_ns))
+    expected = ledger_state(sound.ledger_at(ENGINE, end_ns))
     (path,) = directory.rglob(f"{table}.parquet")
     damage(path, how)
     history = History(directory)
     with caplog.at_level(logging.WARNING):
         left = read_all(history)
     assert 0 < left <= batches
-    assert books(history.ledger_at(ENGINE, end_ns)) == expected
+    assert ledger_state(history.ledger_at(ENGINE, end_ns)) == expected
     list(history.tail(ENGINE, 0))
     assert [record.getMessage() for record in caplog.records if str(path.parent) in record.getMessage()]
     span = history.span(ENGINE)

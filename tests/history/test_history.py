@@ -16,7 +16,7 @@ from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import directory_of, history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
 from kvscope.monitor.state.fold import apply_events
-from tests.history.recorded import books, folded, state_of, worked, write
+from tests.history.recorded import folded, ledger_state, state_of, worked, write
 from tests.lab import Lab
 
 SMALL = 20_000
@@ -65,7 +65,7 @@ def test_any_moment_is_the_fold_of_all_that_came_before(tmp_path: Path, which: s
     rng = random.Random(1)
     for at_ns in (span.from_ns, span.to_ns, *(rng.randint(span.from_ns, span.to_ns) for _ in range(50))):
         ledger = history.ledger_at(engine, at_ns)
-        assert books(ledger) == books(folded(frames, at_ns))
+        assert ledger_state(ledger) == ledger_state(folded(frames, at_ns))
         assert ledger.now_ns == at_ns
 
 
@@ -103,9 +103,9 @@ def test_points_and_batches_of_a_window(tmp_path: Path, which: str) -> None:
     within = [batch for batch in batches if since <= batch.wall_ns <= until]
     assert [encode(batch) for batch in history.batches(lab.packer.engine, since, until)] == list(map(encode, within))
     whole = folded(frames, batches[-1].wall_ns)
-    told = {point.at_ns: point for point in history.points(lab.packer.engine, since, until)}
-    assert told
-    for at_ns, point in told.items():
+    reported = {point.at_ns: point for point in history.points(lab.packer.engine, since, until)}
+    assert reported
+    for at_ns, point in reported.items():
         assert since <= at_ns <= until
         assert point.balance == folded(frames, at_ns).balance()
     assert len(history.points(lab.packer.engine, 0, until + 1, 7)) <= 7
@@ -124,7 +124,7 @@ def test_what_is_not_kept_is_said(tmp_path: Path) -> None:
     with pytest.raises(NotKept, match="position 1/0/0"):
         history.ledger_at_position(engine, Position(1, 0, 0))
     assert history.span("another") is None
-    with pytest.raises(journal.NotAJournal, match="is no directory"):
+    with pytest.raises(journal.NotAJournal, match="is not a directory"):
         History(tmp_path / "nothing")
 
 
@@ -144,7 +144,7 @@ def test_a_hole_and_a_torn_tail_are_gaps(tmp_path: Path) -> None:
     last.path.write_bytes(last.path.read_bytes()[:-5])
     span = History(tmp_path).span(lab.packer.engine)
     assert span is not None
-    assert [life.epoch for life in span.lives] == [lab.packer.epoch]
+    assert [life.epoch for life in span.kept_epochs] == [lab.packer.epoch]
     hole, tail = span.gaps
     assert (hole.from_ns, hole.to_ns, hole.bytes_lost) == (heard_until, frames[0].wall_ns, 0)
     assert tail.bytes_lost == journal.tail_lost(last.path)
@@ -158,5 +158,7 @@ def test_a_history_grows_while_it_is_read(tmp_path: Path) -> None:
     for frame in lab.frames:
         writer.append(encode(frame), frame.sequence)
         history = history or History(tmp_path)
-        assert books(history.ledger_at(lab.packer.engine, frame.wall_ns)) == books(folded(lab.frames, frame.wall_ns))
+        assert ledger_state(history.ledger_at(lab.packer.engine, frame.wall_ns)) == ledger_state(
+            folded(lab.frames, frame.wall_ns)
+        )
     writer.close()

@@ -26,7 +26,7 @@ from kvscope.monitor.service import resumption
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.sources.live_stream import OBSERVE_NS, LiveStream
 from kvscope.monitor.sources.recording import Recording
-from tests.history.recorded import books, worked, write
+from tests.history.recorded import ledger_state, worked, write
 from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
@@ -84,9 +84,9 @@ def test_what_a_killed_service_has_heard_is_there(tmp_path: Path) -> None:
             theirs.apply(frame)
     history = History(data / "history")
     position = Position(batches[-1].epoch, last, 1 << 30)
-    assert books(history.ledger_at_position(ENGINE, position)) == books(theirs)
+    assert ledger_state(history.ledger_at_position(ENGINE, position)) == ledger_state(theirs)
     # A service that starts now has it at once, its points too, and tells and counts none of it again.
-    assert books(ledger) == books(theirs)
+    assert ledger_state(ledger) == ledger_state(theirs)
     points = history.points(ENGINE, 0, 1 << 62, 1 << 30)
     assert [point for point in ledger.points if point.at_ns <= points[-1].at_ns] == points
     assert len({point.at_ns for point in points}) == len(points) > 3 * KILLS
@@ -122,9 +122,9 @@ def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> N
             until(told_the_time)
     finally:
         publisher.close()
-    heard = [frame.sequence for frame in frames[: frames.index(_observed(frames)[0])]]
-    assert heard == list(range(known, heard[-1] + 1))
-    assert heard[-1] >= missed - 1
+    seen_before = [frame.sequence for frame in frames[: frames.index(_observed(frames)[0])]]
+    assert seen_before == list(range(known, seen_before[-1] + 1))
+    assert seen_before[-1] >= missed - 1
 
 
 def _observed(frames: list[Frame]) -> list[Frame]:
@@ -169,7 +169,7 @@ def test_a_killed_service_archives_each_batch_once(tmp_path: Path) -> None:
     query = "SELECT sequence, count(*) AS events, max(event) + 1 AS last FROM events WHERE sequence >= 0 GROUP BY ALL"
     with answer(query, SqlInput(data / "history", archive=Archive(str(target)))) as found:
         rows = sorted(found.rows)
-    said = {frame.sequence: len(frame.runs) // 20 for frame in Recording(journal) if isinstance(frame, Batch)}
+    stated = {frame.sequence: len(frame.runs) // 20 for frame in Recording(journal) if isinstance(frame, Batch)}
     assert [row[0] for row in rows] == list(range(rows[0][0], rows[-1][0] + 1))
-    assert all(count == last == said[sequence] for sequence, count, last in rows)
+    assert all(count == last == stated[sequence] for sequence, count, last in rows)
     assert len(rows) > 50

@@ -140,8 +140,8 @@ def test_a_recording_is_judged_as_the_stream_was(tmp_path: Path) -> None:
     for frame in scene.lab.frames:
         one_by_one.feed([frame])
     replayed.feed(Recording(tmp_path))
-    told = [(t.finding.id, t.to, t.at_ns) for t in one_by_one.take_transitions()]
-    assert [(t.finding.id, t.to, t.at_ns) for t in replayed.take_transitions()] == told
+    reported = [(t.finding.id, t.to, t.at_ns) for t in one_by_one.take_transitions()]
+    assert [(t.finding.id, t.to, t.at_ns) for t in replayed.take_transitions()] == reported
     assert "leak.finished-held" in {f.code for f in replayed.findings()}
     assert replayed.findings() == one_by_one.findings()
     assert replayed.engines() == one_by_one.engines()
@@ -168,7 +168,7 @@ def test_a_recording_ends_after_the_seconds_it_was_given(tmp_path: Path) -> None
 
 
 def test_nobody_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="nothing was heard"):
+    with pytest.raises(SourceError, match="no message arrived"):
         record(f"ipc://{tmp_path}/nobody", tmp_path / "r", seconds=1, timeout_s=0.2, console=quiet())
     assert main(["record", f"ipc://{tmp_path}/nobody", str(tmp_path / "r"), "--timeout", "0.2"]) == 3
     assert not (tmp_path / "r").exists()

@@ -48,14 +48,14 @@ def replayed(directory: Path, folder: Path, speed: float) -> Iterator[tuple[Repl
 
 def listen(events: str, lab: Lab, until: int) -> tuple[EngineLedger, list[Batch]]:
     """What somebody who attaches hears, up to that batch."""
-    ledger, heard = EngineLedger(lab.packer.engine), []
+    ledger, received_before = EngineLedger(lab.packer.engine), []
     with closing(LiveStream(events)) as stream:
         while ledger.sequence < until:
             for received in stream.receive(0.05):
                 ledger.apply(received.frame)
                 if isinstance(received.frame, Batch) and received.frame.sequence >= 0:
-                    heard.append(received.frame)
-    return ledger, heard
+                    received_before.append(received.frame)
+    return ledger, received_before
 
 
 def test_who_attaches_has_the_engines_books(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_who_attaches_has_the_engines_books(tmp_path: Path) -> None:
     write(tmp_path / "run", [lab.frames[0], observed, *lab.frames[1:]])
     last = lab.frames[-1]
     with replayed(tmp_path / "run", tmp_path, FAST) as (replayer, over):
-        ledger, heard = listen(replayer.events_endpoint, lab, last.sequence)
+        ledger, received_before = listen(replayer.events_endpoint, lab, last.sequence)
         assert over.wait(20)
         late, _ = listen(replayer.events_endpoint, lab, last.sequence)
     expected = state_of(folded(list(lab.frames), last.wall_ns))
@@ -72,10 +72,10 @@ def test_who_attaches_has_the_engines_books(tmp_path: Path) -> None:
     assert not ledger.losses
     assert replayer.published == len(lab.frames)
     # It is as if it were now, and as fast as was asked for.
-    moved_ns = heard[0].epoch - lab.packer.epoch
+    moved_ns = received_before[0].epoch - lab.packer.epoch
     before = {frame.sequence: frame for frame in lab.frames}
-    for batch in heard:
-        assert batch.epoch == heard[0].epoch
+    for batch in received_before:
+        assert batch.epoch == received_before[0].epoch
         since_start_ns = before[batch.sequence].wall_ns - lab.frames[0].wall_ns
         assert batch.wall_ns - lab.frames[0].wall_ns - moved_ns == round(since_start_ns / FAST)
 

@@ -103,7 +103,7 @@ def test_findings_outlast_the_service(tmp_path: Path) -> None:
     with log.path.open("ab") as file:
         file.write(b'{"to":"firing","at')  # a crash
     log.append(transitions[-1:])
-    assert [(told.id, told.to, told.at_ns) for told in FindingsLog(tmp_path).read()] == [
+    assert [(reported.id, reported.to, reported.at_ns) for reported in FindingsLog(tmp_path).read()] == [
         (transition.finding.id, transition.to, transition.at_ns) for transition in transitions
     ]
     (still,) = [finding for finding in watch.lifecycle.firing() if finding.judgement.code == "leak.finished-held"]
@@ -132,7 +132,9 @@ def test_findings_that_a_full_disk_refused_are_written_later(tmp_path: Path) -> 
             log.append(refused)
     log.path.unlink()
     log.append([])
-    assert [told.id for told in FindingsLog(tmp_path).read()] == [transition.finding.id for transition in transitions]
+    assert [reported.id for reported in FindingsLog(tmp_path).read()] == [
+        transition.finding.id for transition in transitions
+    ]
     before = log.path.read_bytes()
     log.append([])
     assert log.path.read_bytes() == before, "each is written once"
@@ -168,7 +170,7 @@ def test_a_recording_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["serve", "--recording", str(tmp_path), flag, value]) == 2
         assert "alone" in capsys.readouterr().err
     assert main(["serve", "--recording", str(tmp_path / "nothing")]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     assert main(["serve", "--recording", str(tmp_path)]) == 2
     assert "holds no recording" in capsys.readouterr().err
     assert main(["serve", "--data", str(tmp_path), "--keep-bytes", "2G", "--host", "10.0.0.1"]) == 2
@@ -199,7 +201,7 @@ def test_engines_that_are_gone_are_known_as_they_were_last(tmp_path: Path) -> No
     assert (gone.engine, gone.status, gone.balance) == (ENGINE, "gone", last.balance)
     place = PagePlace("requests", engine=ENGINE)
     page = asyncio.run(Pages(watch).page(place))
-    assert page.told["engine"] == ENGINE
+    assert page.notices["engine"] == ENGINE
     shown = "".join(page.sections.values())
     assert all(view.id in shown for view in watch.requests(ENGINE))
     assert watch.requests(ENGINE)

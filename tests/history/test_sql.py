@@ -24,7 +24,7 @@ from kvscope.monitor.history.sql_tables import SqlInput, answer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors.scenes import finished_held
 from tests.history.recorded import folded, worked, write
-from tests.history.test_writer import Heard
+from tests.history.test_writer import ReceivedRecords
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "history.md"
 
@@ -39,13 +39,13 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Batch]
     """A history of which one segment is closed and others are open, what was said, and the ledger at its end."""
     directory = tmp_path_factory.mktemp("data") / "history"
     lab = worked(300, total=40)
-    heard = Heard(directory, lab)
-    heard.hear(lab.frames[:150])
-    heard.writer.stop(heard.ledger)
-    (first,) = journal.journal_segments(heard.directory)
-    assert close(first.path, heard.directory) is not None
-    again = Heard(directory, lab, heard.ledger)
-    again.hear(lab.frames[150:])
+    received = ReceivedRecords(directory, lab)
+    received.receive(lab.frames[:150])
+    received.writer.stop(received.ledger)
+    (first,) = journal.journal_segments(received.directory)
+    assert close(first.path, received.directory) is not None
+    again = ReceivedRecords(directory, lab, received.ledger)
+    again.receive(lab.frames[150:])
     again.writer.stop(again.ledger)
     batches = [frame for frame in lab.frames if isinstance(frame, Batch)]
     return directory, batches, folded(list(lab.frames), lab.frames[-1].wall_ns)
@@ -54,9 +54,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Batch]
 def test_events_are_what_was_said(history: tuple[Path, list[Batch], EngineLedger]) -> None:
     directory, batches, _ = history
     rows = ask("SELECT * FROM events ORDER BY epoch, sequence, event", directory)
-    said = list(scan_events(batches, None))
-    assert len(rows) == len(said)
-    for row, (position, at_ns, event) in zip(rows, said, strict=True):
+    stated = list(scan_events(batches, None))
+    assert len(rows) == len(stated)
+    for row, (position, at_ns, event) in zip(rows, stated, strict=True):
         assert (row["epoch"], row["sequence"], row["event"]) == position
         assert (row["kind"], row["kv_group"], row["request"]) == (name_of(Kind, event.kind), event.group, event.request)
         of_hashes = event.kind in (Kind.ALLOCATED, Kind.CACHED)

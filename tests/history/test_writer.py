@@ -24,14 +24,14 @@ from kvscope.monitor.history.segment_files import closed_segments, directory_of,
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.pool_points import BATCH_OVERHEAD
 from kvscope.monitor.sources.live_stream import Received
-from tests.history.recorded import books, folded, worked
+from tests.history.recorded import folded, ledger_state, worked
 from tests.lab import Lab
 
 AT_ONCE = 3
 """Frames that a reader takes in one go."""
 
 
-class Heard:
+class ReceivedRecords:
     """An engine that is heard, kept and fed to a ledger, as a reader of the service does it."""
 
     def __init__(self, directory: Path, lab: Lab, ledger: EngineLedger | None = None) -> None:
@@ -40,7 +40,7 @@ class Heard:
         self.ended: list[Path] = []
         self.writer = segment_writer.Writer(self.directory, self.ended.append, lab.clock)
 
-    def hear(self, frames: Sequence[Frame]) -> None:
+    def receive(self, frames: Sequence[Frame]) -> None:
         for first in range(0, len(frames), AT_ONCE):
             few = frames[first : first + AT_ONCE]
             self.writer.keep([Received(frame, encode(frame)) for frame in few], self.ledger)
@@ -57,13 +57,13 @@ def test_what_is_heard_is_kept_in_segments_that_can_be_read_alone(
 ) -> None:
     monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 30_000)
     lab = worked(400)
-    heard = Heard(tmp_path, lab)
-    heard.hear(lab.frames)
-    heard.writer.stop(heard.ledger)
-    found = journal.journal_segments(heard.directory)
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(lab.frames)
+    received.writer.stop(received.ledger)
+    found = journal.journal_segments(received.directory)
     assert len(found) > 3
-    assert heard.ended == [segment.path for segment in found[:-1]]
-    frames = [decode(payload) for payload in heard.payloads()]
+    assert received.ended == [segment.path for segment in found[:-1]]
+    frames = [decode(payload) for payload in received.payloads()]
     assert [encode(f) for f in frames if isinstance(f, Batch)] == [encode(f) for f in lab.frames]
     for segment in found[1:]:
         # Of a point, who reads frames gets nothing.
@@ -74,11 +74,11 @@ def test_what_is_heard_is_kept_in_segments_that_can_be_read_alone(
             alone.apply(frame)
         for batch in lab.frames[: alone.sequence + 1]:
             whole.apply(batch)
-        assert books(alone) == books(whole)
+        assert ledger_state(alone) == ledger_state(whole)
     history = History(tmp_path)
-    told = history.points(lab.packer.engine, 0, lab.frames[-1].wall_ns, 1 << 30)
-    assert told == list(heard.ledger.points)[-len(told) :]
-    assert len(told) > len(heard.ledger.points) - AT_ONCE
+    reported = history.points(lab.packer.engine, 0, lab.frames[-1].wall_ns, 1 << 30)
+    assert reported == list(received.ledger.points)[-len(reported) :]
+    assert len(reported) > len(received.ledger.points) - AT_ONCE
 
 
 def test_keyframes_do_not_outweigh_the_events(tmp_path: Path) -> None:
@@ -93,35 +93,37 @@ def test_keyframes_do_not_outweigh_the_events(tmp_path: Path) -> None:
         frames += lab.frames[before:]
         if step % 20 == 0:
             frames.append(lab.keyframe())
-    heard = Heard(tmp_path, lab)
-    heard.hear(frames)
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(frames)
     sizes = {"K": 0, "B": 0, "P": 0}
-    for payload in heard.payloads():
+    for payload in received.payloads():
         sizes[chr(payload[4])] += len(payload)
     assert 0 < sizes["K"] * (segment_writer.OUTWEIGHS - 1) < sizes["B"] + sizes["P"]
     assert sum(len(encode(frame)) for frame in frames if isinstance(frame, Keyframe)) > sizes["B"]
-    until_idle = len(heard.payloads())
+    until_idle = len(received.payloads())
     assert isinstance(lab.clock, VirtualClock)
     for _ in range(30):  # the segment is old, and ends only when it is worth it
         lab.clock.sleep(segment_writer.SEGMENT_S / 10)
-        heard.hear([lab.heartbeat()])
-        heard.hear([lab.keyframe()])
-    assert not heard.ended
-    assert {chr(payload[4]) for payload in heard.payloads()[until_idle:]} == {"B", "P"}
+        received.receive([lab.heartbeat()])
+        received.receive([lab.keyframe()])
+    assert not received.ended
+    assert {chr(payload[4]) for payload in received.payloads()[until_idle:]} == {"B", "P"}
 
 
 def test_a_service_that_starts_again_goes_on_where_it_was(tmp_path: Path) -> None:
     lab = worked(100)
-    before = Heard(tmp_path, lab)
-    before.hear(lab.frames)
+    before = ReceivedRecords(tmp_path, lab)
+    before.receive(lab.frames)
     before.writer.stop(before.ledger)
     for again in range(3):
         joined = len(lab.frames)
         for _ in range(again * 10):
             lab.step()
-        after = Heard(tmp_path, lab, History(tmp_path).ledger_at(lab.packer.engine, lab.frames[joined - 1].wall_ns))
-        after.hear(lab.frames[joined:])
-        after.hear([lab.heartbeat()])
+        after = ReceivedRecords(
+            tmp_path, lab, History(tmp_path).ledger_at(lab.packer.engine, lab.frames[joined - 1].wall_ns)
+        )
+        after.receive(lab.frames[joined:])
+        after.receive([lab.heartbeat()])
         after.writer.stop(after.ledger)
     for segment in history_segments(after.directory)[:2]:
         assert close(segment.path, after.directory) is not None
@@ -129,25 +131,25 @@ def test_a_service_that_starts_again_goes_on_where_it_was(tmp_path: Path) -> Non
     batches = list(history.batches(lab.packer.engine, 0, 1 << 62))
     assert [batch.sequence for batch in batches] == [frame.sequence for frame in lab.frames]
     last = lab.frames[-1].wall_ns
-    assert books(history.ledger_at(lab.packer.engine, last)) == books(folded(list(lab.frames), last))
+    assert ledger_state(history.ledger_at(lab.packer.engine, last)) == ledger_state(folded(list(lab.frames), last))
 
 
-def hear_with_a_full_disk(heard: Heard, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def hear_with_a_full_disk(received: ReceivedRecords, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the disk be full for the second third of the frames."""
     third = len(lab.frames) // 3
-    heard.hear(lab.frames[:third])
+    received.receive(lab.frames[:third])
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        heard.hear(lab.frames[third : 2 * third])
-        assert "No space left" in heard.writer.error
+        received.receive(lab.frames[third : 2 * third])
+        assert "No space left" in received.writer.error
     assert isinstance(lab.clock, VirtualClock)
     lab.clock.sleep(segment_writer.RETRY_NS / 1e9)
-    heard.hear(lab.frames[2 * third :])
-    assert heard.writer.error == ""
+    received.receive(lab.frames[2 * third :])
+    assert received.writer.error == ""
 
 
 def lost_of(history: History, lab: Lab) -> list[list[int]]:
@@ -159,21 +161,21 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = worked(90)
-    heard = Heard(tmp_path, lab)
-    hear_with_a_full_disk(heard, lab, monkeypatch)
+    received = ReceivedRecords(tmp_path, lab)
+    hear_with_a_full_disk(received, lab, monkeypatch)
     history = History(tmp_path)
     assert lost_of(history, lab) == []
     assert [b.sequence for b in history.batches(lab.packer.engine, 0, 1 << 62)] == [f.sequence for f in lab.frames]
     for frame in lab.frames[::7]:
-        expected = books(folded(list(lab.frames), frame.wall_ns))
-        assert books(history.ledger_at(lab.packer.engine, frame.wall_ns)) == expected
+        expected = ledger_state(folded(list(lab.frames), frame.wall_ns))
+        assert ledger_state(history.ledger_at(lab.packer.engine, frame.wall_ns)) == expected
 
 
 def test_what_is_in_memory_no_more_by_then_is_said_to_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = worked(90)
-    heard = Heard(tmp_path, lab)
-    heard.ledger.max_recent_bytes = 10 * BATCH_OVERHEAD
-    hear_with_a_full_disk(heard, lab, monkeypatch)
+    received = ReceivedRecords(tmp_path, lab)
+    received.ledger.max_recent_bytes = 10 * BATCH_OVERHEAD
+    hear_with_a_full_disk(received, lab, monkeypatch)
     history = History(tmp_path)
     kept = [batch.sequence for batch in history.batches(lab.packer.engine, 0, 1 << 62) if batch.sequence >= 0]
     missing = sorted({frame.sequence for frame in lab.frames} - set(kept))
@@ -181,41 +183,41 @@ def test_what_is_in_memory_no_more_by_then_is_said_to_be_lost(tmp_path: Path, mo
     assert lost_of(history, lab) == [[missing[0], missing[-1], Stage.JOURNAL]]
     assert missing == list(range(missing[0], missing[-1] + 1))
     ledger = history.ledger_at(lab.packer.engine, lab.frames[-1].wall_ns)
-    assert books(ledger) == books(folded(list(lab.frames), lab.frames[-1].wall_ns))
+    assert ledger_state(ledger) == ledger_state(folded(list(lab.frames), lab.frames[-1].wall_ns))
 
 
 def test_figures_of_a_page_are_kept(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path, Keep())
     engine = "m@127.0.0.1:8000/0"
-    said: list[Sample | Fact] = [
+    stated: list[Sample | Fact] = [
         Fact(engine, "", "version", "1", 5),
         *(Sample(engine, f"scrape {at}", at, running=at, usage=0.5) for at in range(10, 40)),
     ]
-    keeper.note(said[:20])
-    keeper.note(said[20:])
+    keeper.note(stated[:20])
+    keeper.note(stated[20:])
     keeper.stop([])
     history = History(tmp_path)
-    assert list(history.notes(engine, 5, 100)) == said
-    assert list(history.notes(engine, 12, 13)) == said[3:5]
+    assert list(history.notes(engine, 5, 100)) == stated
+    assert list(history.notes(engine, 12, 13)) == stated[3:5]
     (segment,) = history_segments(directory_of(tmp_path, engine))
     assert close(segment.path, segment.path.parent) is not None
-    assert list(History(tmp_path).notes(engine, 5, 100)) == said
+    assert list(History(tmp_path).notes(engine, 5, 100)) == stated
     assert history.span(engine) is None
 
 
 def test_what_is_too_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 10_000)
     lab = worked(400)
-    heard = Heard(tmp_path, lab)
-    heard.hear(lab.frames)
-    for path in heard.ended:
-        assert close(path, heard.directory) is not None
-    closed = sorted(closed_segments(heard.directory))
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(lab.frames)
+    for path in received.ended:
+        assert close(path, received.directory) is not None
+    closed = sorted(closed_segments(received.directory))
     assert len(closed) > 6
     day_ns = 86_400_000_000_000
     keeper = Keeper(tmp_path, Keep(days=1))
     keeper.drop(closed[2].to_ns + day_ns)
-    assert sorted(closed_segments(heard.directory)) == closed[2:]
+    assert sorted(closed_segments(received.directory)) == closed[2:]
     keeper.stop([])
 
     def size() -> int:
@@ -223,11 +225,11 @@ def test_what_is_too_old_or_too_much_goes(tmp_path: Path, monkeypatch: pytest.Mo
 
     keeper = Keeper(tmp_path, Keep(days=1, bytes=size() - 1))
     keeper.drop(closed[-1].to_ns)
-    assert sorted(closed_segments(heard.directory)) == closed[3:]
+    assert sorted(closed_segments(received.directory)) == closed[3:]
     assert size() <= keeper.keep_no_more_than.bytes
     keeper.keep_no_more_than = Keep(days=0)
     keeper.drop(closed[-1].to_ns + day_ns)
-    assert history_segments(heard.directory) == [history_segments(heard.directory)[-1]]
+    assert history_segments(received.directory) == [history_segments(received.directory)[-1]]
     assert History(tmp_path).span(lab.packer.engine) is not None
     keeper.stop([])
 
@@ -236,30 +238,30 @@ def test_what_a_crash_left_half_done_is_done(tmp_path: Path, monkeypatch: pytest
     """A half-written Parquet is not looked at; a segment that is there twice counts once."""
     monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 20_000)
     lab = worked(300)
-    heard = Heard(tmp_path, lab)
-    heard.hear(lab.frames)
-    heard.writer.stop(heard.ledger)
-    first, second, *_ = history_segments(heard.directory)
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(lab.frames)
+    received.writer.stop(received.ledger)
+    first, second, *_ = history_segments(received.directory)
     content = first.path.read_bytes()
-    closed = close(first.path, heard.directory)
+    closed = close(first.path, received.directory)
     assert closed is not None
     first.path.write_bytes(content)  # the crash came before the journal went
     half = closed.path.parent / f".{second.path.stem}-{0:020d}-{1:020d}"
     half.mkdir()
     (half / "events.parquet").write_bytes(b"PAR1 torn")
     last = lab.frames[-1].wall_ns
-    expected = books(folded(list(lab.frames), last))
-    assert books(History(tmp_path).ledger_at(lab.packer.engine, last)) == expected
+    expected = ledger_state(folded(list(lab.frames), last))
+    assert ledger_state(History(tmp_path).ledger_at(lab.packer.engine, last)) == expected
     keeper = Keeper(tmp_path, Keep(days=100_000))
     assert not first.path.exists()
     assert not half.exists()
     keeper.start()
     with pytest.raises(HistoryInUse, match="another service"):
         Keeper(tmp_path, Keep())
-    wait_until_closed(heard.directory)
+    wait_until_closed(received.directory)
     keeper.stop([])
     history = History(tmp_path)
-    assert books(history.ledger_at(lab.packer.engine, last)) == expected
+    assert ledger_state(history.ledger_at(lab.packer.engine, last)) == expected
     assert [b.sequence for b in history.batches(lab.packer.engine, 0, last)] == [f.sequence for f in lab.frames]
 
 
@@ -291,10 +293,10 @@ def test_it_is_read_while_it_is_written_and_closed(tmp_path: Path, monkeypatch: 
         history = History(tmp_path)
         while working.is_alive() or not looks:
             looks += 1
-            heard = [batch.sequence for batch in history.batches(engine, 0, 1 << 62)]
-            assert heard == list(range(len(heard)))
-            if heard:
-                assert history.ledger_at(engine, lab.frames[heard[-1]].wall_ns).sequence >= heard[-1]
+            received = [batch.sequence for batch in history.batches(engine, 0, 1 << 62)]
+            assert received == list(range(len(received)))
+            if received:
+                assert history.ledger_at(engine, lab.frames[received[-1]].wall_ns).sequence >= received[-1]
                 assert history.points(engine, 0, 1 << 62)
     finally:
         working.join()

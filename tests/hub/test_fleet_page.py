@@ -20,7 +20,7 @@ from kvscope.monitor.bus.bus_messages import finding_message as message_of
 from kvscope.monitor.bus.bus_subjects import subject_of
 from tests.bus.nats_servers import bus_config_of, one_server, set_up, with_client
 from tests.bus.test_bus_messages import points
-from tests.finding_transitions import Troubles
+from tests.finding_transitions import AlertMessages
 from tests.test_service import process
 from tests.web.parts import Account, chromium
 
@@ -74,7 +74,7 @@ def fleet() -> list[PointMessage]:
 
 
 def found(number: int) -> FindingMessage:
-    (transition,) = Troubles().fire(time.time() - 7_200 * (1 + number % 7), engine=name_of(number))
+    (transition,) = AlertMessages().fire(time.time() - 7_200 * (1 + number % 7), engine=name_of(number))
     return message_of(transition, "agent")
 
 

@@ -105,7 +105,7 @@ def test_a_refusal_of_the_agent_is_the_one_that_it_would_raise_itself(watched: t
         hub.query.block(name, 100_000_000)
     with pytest.raises(BadTime):
         hub.query.block_map(name, "yesterday")
-    with pytest.raises(BadQuestion, match="is no kind of event"):
+    with pytest.raises(BadQuestion, match="is not a kind of event"):
         hub.query.events(name, kinds=["x"])
 
 
@@ -172,5 +172,5 @@ def test_the_command_serves_page_api_and_metrics(server: NatsServer, watched: tu
             assert 'kvscope_hub_agents{reports="yes"} 1.0' in client.get("/metrics").text
             assert client.get("/fleet").status_code == 200
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=30)
-        assert run.returncode == 0, said
+        _, stated = run.communicate(timeout=30)
+        assert run.returncode == 0, stated

@@ -22,7 +22,7 @@ from kvscope.monitor.bus.lease_table import AGENT_LEASE_S, HOLD_S, RENEW_LEASE_S
 from kvscope.monitor.errors import NotKnown
 from kvscope.monitor.findings import Transition
 from tests.bus.nats_servers import NatsServer, bus_config_of, one_server, set_up, with_client
-from tests.finding_transitions import ENGINE, Troubles
+from tests.finding_transitions import ENGINE, AlertMessages
 from tests.hub.fleets import hub_of
 from tests.test_service import process, receiver, until
 
@@ -59,23 +59,23 @@ def ids_of(received: list[tuple[str, dict[str, str], bytes]]) -> Counter[str]:
 def test_a_hub_that_ends_hands_over_what_was_sent_and_the_silences(server: NatsServer) -> None:
     config = bus_config_of([server], tenant="handover")
     set_up(config)
-    troubles = Troubles()
+    received_alerts = AlertMessages()
     with receiver() as (url, received):
         alerts = AlertsConfig((f"{url}/alerts",), allow_private=True)
-        first = publish(config, troubles.fire(1_000, CODES[0]))
+        first = publish(config, received_alerts.fire(1_000, CODES[0]))
         with hub_of(bus_config_of([server], "hub-1", tenant="handover"), alerts=alerts) as one:
             until(lambda: len(received) == 1, "the alert that fires as the first hub begins")
             one.alerts.sending().silence(["code=leak.unaccounted"], 600, "planned")
             with hub_of(bus_config_of([server], "hub-2", tenant="handover"), alerts=alerts) as two:
-                second = publish(config, troubles.fire(1_001, CODES[1]))
+                second = publish(config, received_alerts.fire(1_001, CODES[1]))
                 until(lambda: len(received) == 2, "the second alert")
                 with pytest.raises(NotKnown, match="hub hub-1 sends the alerts"):
                     two.query.alert_state()
                 one.stop()
                 until(two.alerts.holds, "the other hub sends")
                 until(lambda: two.alerts.alerts is not None, "its alerts")
-                third = publish(config, troubles.end(1_005))
-                quiet = publish(config, troubles.fire(1_100, "leak.unaccounted"))
+                third = publish(config, received_alerts.end(1_005))
+                quiet = publish(config, received_alerts.fire(1_100, "leak.unaccounted"))
                 until(lambda: len(received) == 4, "that both are over")
                 shown = two.query.alert_state()
                 assert [each.matchers for each in shown.silences] == [["code=leak.unaccounted"]]
@@ -87,9 +87,9 @@ def test_a_hub_that_ends_hands_over_what_was_sent_and_the_silences(server: NatsS
 def test_a_receiver_that_is_new_gets_what_fires_and_nothing_that_is_over(server: NatsServer) -> None:
     config = bus_config_of([server], tenant="new-receiver")
     set_up(config)
-    troubles = Troubles()
-    publish(config, [*troubles.fire(1_000, CODES[0]), *troubles.end(1_005)])
-    (still,) = publish(config, troubles.fire(1_010, CODES[1]))
+    received_alerts = AlertMessages()
+    publish(config, [*received_alerts.fire(1_000, CODES[0]), *received_alerts.end(1_005)])
+    (still,) = publish(config, received_alerts.fire(1_010, CODES[1]))
     hub = bus_config_of([server], "hub-1", tenant="new-receiver")
     with receiver() as (url, received), receiver() as (other_url, other):
         with hub_of(hub, alerts=AlertsConfig((f"{url}/alerts",), allow_private=True)) as one:
@@ -105,8 +105,8 @@ def test_a_receiver_that_is_new_gets_what_fires_and_nothing_that_is_over(server:
 def test_each_alert_leaves_once_though_hubs_are_killed_and_stopped(server: NatsServer) -> None:
     config = bus_config_of([server], tenant="takeover")
     set_up(config)
-    troubles = Troubles()
-    expected = publish(config, troubles.fire(1_000, CODES[0]))
+    received_alerts = AlertMessages()
+    expected = publish(config, received_alerts.fire(1_000, CODES[0]))
     with receiver() as (url, received), ExitStack() as stack:
 
         def hub(name: str) -> tuple[object, httpx.Client]:
@@ -124,14 +124,14 @@ def test_each_alert_leaves_once_though_hubs_are_killed_and_stopped(server: NatsS
         until(lambda: len(received) == len(expected), "the first alert")
         stopped, _ = hub("hub-2")
         killed.kill()  # type: ignore[attr-defined]
-        expected += publish(config, troubles.fire(1_001, CODES[1]))
+        expected += publish(config, received_alerts.fire(1_001, CODES[1]))
         until(lambda: len(received) == len(expected), "the alert of the second hub")
         _, third = hub("hub-3")
         stopped.send_signal(signal.SIGSTOP)  # type: ignore[attr-defined]
-        expected += publish(config, troubles.fire(1_002, CODES[2]))
+        expected += publish(config, received_alerts.fire(1_002, CODES[2]))
         until(lambda: len(received) == len(expected), "the alert of the third hub")
         stopped.send_signal(signal.SIGCONT)  # type: ignore[attr-defined]
-        expected += publish(config, troubles.end(1_006))
+        expected += publish(config, received_alerts.end(1_006))
         until(lambda: len(received) == len(expected), "that they are over")
         assert len(third.get("/api/alerts").json()["receivers"]) == 1
         assert ids_of(received) == dict.fromkeys(expected, 1)

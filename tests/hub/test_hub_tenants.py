@@ -105,13 +105,13 @@ def reached_beyond(config: BusConfig, engine: str) -> Sequence[str]:
         found = []
         client = streams._nc
         asked = QuestionMessage(hub="x", question="block_map", arguments={"engine": engine}, timeout_s=1)
-        heard = await client.subscribe("kvscope.v1.team-b.ask.>")
+        received = await client.subscribe("kvscope.v1.team-b.ask.>")
         replies = await client.subscribe(client.new_inbox())
         others = await client.subscribe("_INBOX_kvscope_team-b.>")
         await client.publish(
             question_subject("team-b", "team-b-agent"), msgspec.json.encode(asked), reply=replies.subject
         )
-        for name, subscription in (("asked", heard), ("answer", replies), ("answers", others)):
+        for name, subscription in (("asked", received), ("answer", replies), ("answers", others)):
             try:
                 await subscription.next_msg(timeout=0.5)
                 found.append(name)

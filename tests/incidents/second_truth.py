@@ -20,7 +20,7 @@ from tests.incidents.raw_account import NATURAL, RawAccount, RawRequest
 
 BY_HAND: Final = frozenset(("sent-while-asleep",))
 """Kinds that events do not decide: when another engine has read the blocks is no event."""
-MemoryBill = namedtuple("MemoryBill", SCHEMA[Kind.MEMORY].args)  # type: ignore[misc]
+MemoryBreakdown = namedtuple("MemoryBreakdown", SCHEMA[Kind.MEMORY].args)  # type: ignore[misc]
 STOOD_STILL_S: Final = 30.0
 """A step in flight for so long at the end, when nothing else moves, never returned."""
 
@@ -253,7 +253,7 @@ class SecondTruth:
 
     def _memory(self, event: Run) -> None:
         """Note what the bill does not name, and an estimate or an advice that its own arithmetic refutes."""
-        memory = MemoryBill(*event.args)
+        memory = MemoryBreakdown(*event.args)
         parts = [memory.weights, memory.activations_peak, memory.non_torch, memory.kv_pool]
         if min(parts) < 0 or memory.fit_requested < 0:
             return

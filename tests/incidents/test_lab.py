@@ -22,7 +22,7 @@ from kvscope.monitor.events.wire import NO_REQUEST, Batch, decode
 from kvscope.monitor.incidents import lab_report
 from kvscope.monitor.incidents.lab_run import LabRun, frames, live
 from kvscope.monitor.incidents.scenarios import HEALTHY, INCIDENTS, SCENARIOS, SHOWN_BY_HAND, Scenario
-from kvscope.monitor.incidents.simulated_run import among, exactly, nobody, strikes
+from kvscope.monitor.incidents.simulated_run import among, exactly, no_requests, triggers
 
 SMALL_SAMPLE = (
     "leak.finished-held chat",
@@ -69,11 +69,14 @@ LEAK = scenario("leak.unaccounted all")
     [
         (replace(LEAK, code=""), "false: leak.unaccounted"),
         (replace(LEAK, seconds=4.5), "missed"),
-        (replace(LEAK, fault="leak.unaccounted:after=1000"), "not brought about"),
+        (replace(LEAK, fault="leak.unaccounted:after=1000"), "not caused"),
         (replace(LEAK, grace=(), waits_s=-9.5), "late"),
-        (replace(LEAK, onset=strikes(6)), "too early"),
-        (replace(LEAK, requests=among(nobody)), "requests named that were not struck"),
-        (replace(LEAK, blocks=exactly(lambda life: set(range(life.engine.pool.total)))), "struck that were not named"),
+        (replace(LEAK, onset=triggers(6)), "too early"),
+        (replace(LEAK, requests=among(no_requests)), "requests named that the fault did not affect"),
+        (
+            replace(LEAK, blocks=exactly(lambda life: set(range(life.engine.pool.total)))),
+            "affected that were not named",
+        ),
     ],
 )
 def test_what_is_not_as_it_should_be_is_said_and_kept(
@@ -91,13 +94,15 @@ def test_what_is_not_as_it_should_be_is_said_and_kept(
 def test_the_monitor_is_not_told_which_faults_are_on(tmp_path: Path) -> None:
     made = live(replace(LEAK, seconds=3.0), seed=0, keep=tmp_path)
     kept = Path(made.kept)
-    said = [frame for payload in journal.read(kept) if isinstance(frame := decode(payload), Batch)]
-    heard = list(frames(kept))
-    assert [parse_description(batch.texts[NO_REQUEST]).faults for batch in said if NO_REQUEST in batch.texts] == [
+    stated = [frame for payload in journal.read(kept) if isinstance(frame := decode(payload), Batch)]
+    received = list(frames(kept))
+    assert [parse_description(batch.texts[NO_REQUEST]).faults for batch in stated if NO_REQUEST in batch.texts] == [
         [LEAK.fault]
     ]
-    assert [parse_description(batch.texts[NO_REQUEST]).faults for batch in heard if NO_REQUEST in batch.texts] == [[]]
-    assert [batch.sequence for batch in heard] == [batch.sequence for batch in said]
+    assert [parse_description(batch.texts[NO_REQUEST]).faults for batch in received if NO_REQUEST in batch.texts] == [
+        []
+    ]
+    assert [batch.sequence for batch in received] == [batch.sequence for batch in stated]
 
 
 # -------------------------------------------------------------------- the table
@@ -150,7 +155,7 @@ def test_a_finding_that_is_missed_and_one_that_is_false_cost_recall_and_precisio
 
 def test_what_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "--code", "leak.no-such"]) == 2
-    assert "--code leak.no-such: nothing brings that about; there are collapse.cache-flushed" in capsys.readouterr().err
+    assert "--code leak.no-such: no scenario causes it. There are collapse.cache-flushed" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "kvscope.monitor.incidents.lab_report", None)
     monkeypatch.delattr("kvscope.monitor.incidents.lab_report")
     assert main(["incidents"]) == 2

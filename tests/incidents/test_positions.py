@@ -10,7 +10,7 @@ from kvscope.monitor.analysis.event_history import BLOCK_KINDS
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Run
 from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.incidents.lab_run import bring_about, frames
+from kvscope.monitor.incidents.lab_run import frames, inject_fault
 from kvscope.monitor.incidents.scenarios import INCIDENTS
 from kvscope.monitor.pipeline import Pipeline
 from tests.incidents.test_lab import SMALL_SAMPLE, scenario
@@ -38,13 +38,13 @@ ALL = [pytest.param(each.name, marks=() if each.name in SMALL_SAMPLE else pytest
 
 @pytest.mark.parametrize("name", ALL)
 def test_each_finding_has_the_positions_of_events_about_its_culprits_or_the_pool(name: str, tmp_path: Path) -> None:
-    _, life = bring_about(scenario(name), 0, tmp_path)
+    _, life = inject_fault(scenario(name), 0, tmp_path)
     life.engine.close()
     batches = list(frames(tmp_path))
     watch = Pipeline()
     watch.feed(batches)
     watch.settle()
-    said = {
+    stated = {
         f"{batch.epoch}/{batch.sequence}/{index}": event
         for batch in batches
         for index, event in enumerate(batch.events())
@@ -55,8 +55,8 @@ def test_each_finding_has_the_positions_of_events_about_its_culprits_or_the_pool
     for finding in watch.findings():
         spoken = [item for item in finding.evidence if item.value != "has not spoken"]
         assert all(item.position for item in spoken), [item for item in spoken if not item.position]
-        named = [said[item.position] for item in spoken]
-        assert said[finding.position]
+        named = [stated[item.position] for item in spoken]
+        assert stated[finding.position]
         assert any(is_about(event, finding, numbers) for event in named), finding
 
 

@@ -29,7 +29,7 @@ class Incident(NamedTuple):
     fault: str
     flags: tuple[str, ...]
     asked: dict[str, dict[str, Any]]
-    struck: set[str]
+    affected: set[str]
 
 
 def ask(prompt_tokens: int, max_tokens: int) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_it_is_found_and_nothing_else(incident: Incident, fault: bool) -> None:
             assert [f.judgement.code for f in fired if f.severity != "info"] == ([code] if fault else [])
             for finding in watch.findings("firing"):
                 if finding.code == code:
-                    assert set(finding.culprits.requests) == incident.struck
+                    assert set(finding.culprits.requests) == incident.affected
                     # A reader that joined late has not seen enough steps to know how long one takes.
                     joined_late = code == "stuck.engine-stalled" and "How long it should take" in finding.explanation
                     unbounded = code == "leak.finished-held"  # its connector states no lease

@@ -97,9 +97,9 @@ def drive(lab: Lab, steps: int, rng: random.Random) -> None:
             request = requests.pop(rng.randrange(len(requests)))
             held = lab.blocks_of(request.number)
             fault = lab.faults.on.get("leak.unaccounted")
-            before = len(fault.struck) if fault else 0
+            before = len(fault.affected) if fault else 0
             lab.abort(request)
-            if fault and len(fault.struck) > before:
+            if fault and len(fault.affected) > before:
                 skipped.update(held)
         seen = len(lab.frames)
         lab.step(stop_chance=0.03)

@@ -26,8 +26,8 @@ def test_it_is_what_the_engines_own_tables_have(seed: int, prefix_caching: bool)
             number: size * len(lab.blocks_of(number)) - lab.scheduler.requests[number].num_computed_tokens
             for number in lab.manager.tables
         }
-        told = {number: unused_tokens(state, described, state.requests[number]) for number in room}
-        assert told == room
+        reported = {number: unused_tokens(state, described, state.requests[number]) for number in room}
+        assert reported == room
         assert unused_by_all(state, described) == sum(room.values())
         for number in room:
             # What is not unused is in the blocks, one after the other.

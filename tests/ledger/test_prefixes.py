@@ -41,7 +41,7 @@ def removed(*hashes: int | bytes, group: int = 0) -> KvEvent:
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_books_of_real_recordings(name: str) -> None:
     """At every batch what is kept is what was stored and not removed, and it never exceeds the pool."""
-    books = CachedPrefixes()
+    ledger_state = CachedPrefixes()
     kept: Counter[tuple[int, int | bytes]] = Counter()
     for record in records(name):
         for event in record.events:
@@ -49,81 +49,81 @@ def test_the_books_of_real_recordings(name: str) -> None:
                 kept.clear()
             for value in event.hashes:
                 kept[event.group, value] += 1 if event.what == "stored" else -1
-        books.apply(record)
+        ledger_state.apply(record)
         kept = +kept
-        assert {content: blocks for content, (blocks, _) in books.kept.items()} == kept
-        assert books.kept_blocks == kept.total()
+        assert {content: blocks for content, (blocks, _) in ledger_state.kept.items()} == kept
+        assert ledger_state.kept_blocks == kept.total()
     whole = [event for record in records(name) for event in record.events]
-    assert books.stored == sum(len(event.hashes) for event in whole if event.what == "stored")
-    assert books.removed == sum(len(event.hashes) for event in whole if event.what == "removed")
-    assert books.cleared == sum(event.what == "cleared" for event in whole)
-    assert books.lost == books.forgotten == 0
+    assert ledger_state.stored == sum(len(event.hashes) for event in whole if event.what == "stored")
+    assert ledger_state.removed == sum(len(event.hashes) for event in whole if event.what == "removed")
+    assert ledger_state.cleared == sum(event.what == "cleared" for event in whole)
+    assert ledger_state.lost == ledger_state.forgotten == 0
 
 
 def test_the_same_content_in_two_blocks_is_there_until_both_are_gone() -> None:
-    books = CachedPrefixes()
-    books.apply(step(0, stored(1, 2), stored(1, 2)))
-    books.apply(step(1, removed(1)))
-    assert (books.kept_blocks, len(books.kept)) == (3, 2)
-    books.apply(step(2, removed(1, 1), removed(9)))
-    assert (books.kept_blocks, len(books.kept), books.removed) == (2, 1, 2)
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2), stored(1, 2)))
+    ledger_state.apply(step(1, removed(1)))
+    assert (ledger_state.kept_blocks, len(ledger_state.kept)) == (3, 2)
+    ledger_state.apply(step(2, removed(1, 1), removed(9)))
+    assert (ledger_state.kept_blocks, len(ledger_state.kept), ledger_state.removed) == (2, 1, 2)
 
 
 def test_the_same_hash_in_another_group_is_another_content() -> None:
-    books = CachedPrefixes()
-    books.apply(step(0, stored(1, 2)))
-    books.apply(step(60, stored(1, 2, group=1)))
-    assert books.again == 0
-    books.apply(step(61, removed(1, group=1)))
-    assert set(books.kept) == {(0, 1), (0, 2), (1, 2)}
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2)))
+    ledger_state.apply(step(60, stored(1, 2, group=1)))
+    assert ledger_state.again == 0
+    ledger_state.apply(step(61, removed(1, group=1)))
+    assert set(ledger_state.kept) == {(0, 1), (0, 2), (1, 2)}
 
 
 def test_what_is_stored_though_it_was_there() -> None:
     settled = SETTLED_NS / 1e9
-    books = CachedPrefixes()
-    books.apply(step(0, stored(1, 2, 3)))
-    books.apply(step(settled - 1, stored(1, 2, 3)))  # beside the first: they came together
-    assert books.again == 0
-    books.apply(step(settled, stored(3, 4)))  # the last block of a prompt is always computed
-    assert books.again == 0
-    books.apply(step(settled, stored(1, 2, 3)))
-    assert books.again == 3
-    books.apply(step(2 * settled, removed(1, 1, 1), stored(1)))
-    books.apply(step(2 * settled + 1, stored(1, 5)))
-    assert books.again == 3
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2, 3)))
+    ledger_state.apply(step(settled - 1, stored(1, 2, 3)))  # beside the first: they came together
+    assert ledger_state.again == 0
+    ledger_state.apply(step(settled, stored(3, 4)))  # the last block of a prompt is always computed
+    assert ledger_state.again == 0
+    ledger_state.apply(step(settled, stored(1, 2, 3)))
+    assert ledger_state.again == 3
+    ledger_state.apply(step(2 * settled, removed(1, 1, 1), stored(1)))
+    ledger_state.apply(step(2 * settled + 1, stored(1, 5)))
+    assert ledger_state.again == 3
 
 
 @pytest.mark.parametrize("how", [{"lost": 2}, {"restarted": True}])
 def test_after_a_gap_or_in_a_new_life_nothing_is_known_of_what_is_kept(how: dict[str, Any]) -> None:
-    books = CachedPrefixes()
-    books.apply(step(0, stored(1, 2, 3)))
-    books.apply(step(60, stored(1, 2, 3), **how))
-    assert (books.again, books.kept_blocks, books.lost) == (0, 3, how.get("lost", 0))
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2, 3)))
+    ledger_state.apply(step(60, stored(1, 2, 3), **how))
+    assert (ledger_state.again, ledger_state.kept_blocks, ledger_state.lost) == (0, 3, how.get("lost", 0))
 
 
 def test_a_chain_and_what_it_evicts() -> None:
-    books = CachedPrefixes()
-    books.apply(step(0, stored(1, 2, 3, 4)))
-    books.apply(step(1, removed(1, 2), stored(11, 12)))
-    books.apply(step(2, removed(3), stored(13, parent=12)))
-    books.apply(step(3, stored(1, 2), stored(21, 22)))
-    (culprit,) = books.culprits
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2, 3, 4)))
+    ledger_state.apply(step(1, removed(1, 2), stored(11, 12)))
+    ledger_state.apply(step(2, removed(3), stored(13, parent=12)))
+    ledger_state.apply(step(3, stored(1, 2), stored(21, 22)))
+    (culprit,) = ledger_state.culprits
     assert (culprit.position, culprit.stored, culprit.evicted, culprit.missed, culprit.kept_before) == ("1", 3, 3, 2, 4)
 
 
 def test_of_two_chains_in_a_step_nobody_can_tell_whose_an_eviction_was() -> None:
-    books = CachedPrefixes()
-    books.apply(step(0, stored(1, 2, 3, 4)))
-    books.apply(step(1, removed(1, 2), stored(11), stored(21)))
-    books.apply(step(2, stored(1, 2)))
-    assert not books.culprits
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2, 3, 4)))
+    ledger_state.apply(step(1, removed(1, 2), stored(11), stored(21)))
+    ledger_state.apply(step(2, stored(1, 2)))
+    assert not ledger_state.culprits
 
 
 def test_the_books_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_prefixes, "MAX_HASHES", 100)
-    books = CachedPrefixes()
+    ledger_state = CachedPrefixes()
     for n in range(1000):
-        books.apply(step(n, removed(n - 1), stored(n, -n)))
-    assert len(books.kept) <= 100
-    assert books.kept_blocks == sum(blocks for blocks, _ in books.kept.values())
-    assert books.forgotten
+        ledger_state.apply(step(n, removed(n - 1), stored(n, -n)))
+    assert len(ledger_state.kept) <= 100
+    assert ledger_state.kept_blocks == sum(blocks for blocks, _ in ledger_state.kept.values())
+    assert ledger_state.forgotten

@@ -86,7 +86,7 @@ class Watched:
         return {found.code for found in self.pipeline.findings("firing")}
 
     def silent_s(self) -> float:
-        return (self.ledger.now_ns - self.ledger.heard_ns) / S
+        return (self.ledger.now_ns - self.ledger.last_received_ns) / S
 
 
 JUMPS = [S * 10, HOUR, -HOUR, 24 * HOUR, -24 * HOUR]

@@ -131,7 +131,7 @@ def test_a_family_that_was_not_checked_is_named_as_an_assumption() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["{no_heads}", "--kv-cache-memory", "1G"], "config.json does not say attention heads: it has none of"),
+        (["{no_heads}", "--kv-cache-memory", "1G"], "config.json does not have attention heads: it lacks all of"),
         (["{list}", "--kv-cache-memory", "1G"], "is not a JSON object"),
         (["{text}", "--kv-cache-memory", "1G"], "is not JSON"),
         (["{missing}", "--kv-cache-memory", "1G"], "kvscope downloads no model"),
@@ -146,7 +146,7 @@ def test_a_family_that_was_not_checked_is_named_as_an_assumption() -> None:
         (["{llama}", "--kv-cache-memory", "1G", "--prompt-len", "-5"], "--prompt-len is -5: give 0 to"),
         (["{llama}", "--kv-cache-memory", "1G", "--block-size", "0"], "--block-size is 0: it is at least 1"),
         (["{llama}", "--kv-cache-memory", "1G", "--kv-cache-dtype", "int3"], "is not one of auto, fp8"),
-        (["{llama}", "--kv-cache-memory", "1G", "--release", "new"], "is no release of vLLM: write 0.33"),
+        (["{llama}", "--kv-cache-memory", "1G", "--release", "new"], "is not a release of vLLM: write 0.33"),
         (["--layers", "4", "--kv-cache-memory", "1G"], "give a MODEL, or --layers, --kv-heads and --head-dim"),
         (["{sparse}", "--kv-cache-memory", "1G"], "its sparse attention keeps an index"),
     ],

@@ -81,11 +81,11 @@ def test_seed_002_names_the_share_of_graphs_and_the_pool_of_its_model(
 ) -> None:
     """The bill is of gemma-3-4b-it; a later comment of the thread serves Llama 4."""
     thread = tmp_path / "thread.txt"
-    bill = (DATA / "seed-002.log").read_text()
+    printed = (DATA / "seed-002.log").read_text()
     thread.write_text(
         "The estimation does not include CUDAGraph memory, so it OOM when gpu-memory-utilization=0.99.\n"
         "With `vllm bench latency --model google/gemma-3-4b-it`, there would be a log:\n\n"
-        f"{bill}\nThis means vllm serve meta-llama/Meta-Llama-3-8B --gpu-memory-utilization 0.99 is going to OOM.\n"
+        f"{printed}\nThis means vllm serve meta-llama/Meta-Llama-3-8B --gpu-memory-utilization 0.99 is going to OOM.\n"
     )
     found = advice(capsys, thread, "sizing.kv-too-large")
     assert "Graphs take 0.65 GiB, 0.4 % of the device" in found

@@ -306,8 +306,8 @@ class Bare:
 
 
 def main() -> None:
-    model, out, lives = sys.argv[1:]
-    for life, settings in json.loads(lives).items():
+    model, out, random_runs = sys.argv[1:]
+    for life, settings in json.loads(random_runs).items():
         steps, every = settings.pop("steps"), settings.pop("every", 1)
         bare = Bare(model, **settings)
         within = preempting_within(bare.scheduler) if bare.preempts_within else contextlib.nullcontext()

@@ -257,7 +257,7 @@ def write_vllm(root: Path, schedule: str) -> None:
         path.write_text("\n".join(f"class {kind}:\n{''.join(texts)}" for kind, texts in kinds.items()))
 
 
-@pytest.mark.parametrize(("schedule", "watched"), [("", False), (SCHEDULE, True)], ids=["not heard", "heard within"])
+@pytest.mark.parametrize(("schedule", "watched"), [("", False), (SCHEDULE, True)], ids=["not traced", "traced within"])
 def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(schedule: str, watched: bool, tmp_path: Path) -> None:
     """What could not be said would make the rest wrong; but up to 0.11 preemptions are heard without the method."""
     write_vllm(tmp_path, schedule)
@@ -268,8 +268,8 @@ def test_a_vllm_that_lacks_a_hook_is_left_alone_and_told_so(schedule: str, watch
     environment = os.environ | {"KVSCOPE_EVENTS": "tcp://127.0.0.1:*", "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True)
     assert ran.stdout == f"{watched}\n"
-    told = "_preempt_request (type object 'Scheduler' has no attribute '_preempt_request')"
-    assert (told in ran.stderr) is not watched
+    reported = "_preempt_request (type object 'Scheduler' has no attribute '_preempt_request')"
+    assert (reported in ran.stderr) is not watched
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.probes.connector_settings import CONNECTOR
 from tests.probes.run_check import check_run
 from tests.probes.vllm_python import RELEASES, needs_vllm, run, save_model
 
-LIVES: dict[str, dict[str, Any]] = {
+RANDOM_RUNS: dict[str, dict[str, Any]] = {
     "one step at a time": {"steps": 2000},
     "many steps at a time": {"steps": 2000, "every": 41, "seed": 6},
     "a step ahead": {"steps": 600, "a_step_ahead": True, "seed": 1},
@@ -57,19 +57,19 @@ LIVES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=RELEASES, ids=[release or "installed" for release in RELEASES])
-def lives(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def random_runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """What happened in all of them: one process, since vLLM takes ten seconds to import."""
     directory = tmp_path_factory.mktemp("lives")
-    arguments = str(save_model(directory / "model")), str(directory), json.dumps(LIVES)
+    arguments = str(save_model(directory / "model")), str(directory), json.dumps(RANDOM_RUNS)
     run("tests.probes.bare_scheduler", *arguments, release=request.param)
     return directory
 
 
 @needs_vllm
 @pytest.mark.slow
-@pytest.mark.parametrize("life", LIVES)
-def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, lives: Path) -> None:
-    checked = check_run(lives / life)
+@pytest.mark.parametrize("life", RANDOM_RUNS)
+def test_events_add_up_to_the_tables_of_vllm_after_every_step(life: str, random_runs: Path) -> None:
+    checked = check_run(random_runs / life)
     ledger, seen, causes = checked.ledger, checked.seen, checked.causes
     state = ledger.state
     assert {r.id: r.trace for r in ledger.ended if r.trace} == {

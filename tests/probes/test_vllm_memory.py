@@ -17,7 +17,7 @@ from kvscope.monitor.analysis.memory_breakdown import measured
 from kvscope.monitor.cli import main
 from kvscope.monitor.events.kinds import SCHEMA, Kind
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.probes.vllm.worker_memory import bill
+from kvscope.monitor.probes.vllm.worker_memory import breakdown
 from kvscope.monitor.sources.live_stream import LiveStream
 from scripts.tiny_model import save_tokenizer
 from tests.engine.process import follow
@@ -46,7 +46,7 @@ class Core:
 
     def _make(self, world_size: int) -> list[int]:
         parallel = SimpleNamespace(world_size=world_size)
-        return bill(SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel)))
+        return breakdown(SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel)))
 
 
 def on_a_device(*, together: bool, estimates: bool, in_peak: bool, eager: bool = False, kept: bool = True) -> Any:

@@ -39,21 +39,21 @@ def ledger_of(watch: Pipeline) -> EngineLedger:
 
 @pytest.mark.parametrize("by", get_args(Colouring))
 def test_each_block_has_a_value_that_a_key_explains(watch: Pipeline, by: Colouring) -> None:
-    told = watch.block_colours(ENGINE, by)
-    counts = Counter(told.values)
-    assert len(told.values) == told.total == ledger_of(watch).state.total
-    assert {key.value: key.blocks for key in told.keys} == counts
+    reported = watch.block_colours(ENGINE, by)
+    counts = Counter(reported.values)
+    assert len(reported.values) == reported.total == ledger_of(watch).state.total
+    assert {key.value: key.blocks for key in reported.keys} == counts
     assert len(counts) > 1
     assert max(counts) <= OTHER_OWNERS
 
 
 def test_owners_are_those_of_the_request_tables(watch: Pipeline) -> None:
-    told = watch.block_colours(ENGINE, "owner")
-    named = {key.value: key.request for key in told.keys if key.request}
+    reported = watch.block_colours(ENGINE, "owner")
+    named = {key.value: key.request for key in reported.keys if key.request}
     assert len(named) == MAX_COLOURED_OWNERS
     state = ledger_of(watch).state
     by_name = {record.id: record for record in state.requests.values()}
-    for block, value in enumerate(told.values):
+    for block, value in enumerate(reported.values):
         owners = state.owners(block)
         assert bool(value) == bool(owners or state.detached.get(block))
         if value in named:
@@ -76,14 +76,14 @@ def test_references_and_ages_rise_with_their_values(watch: Pipeline) -> None:
 
 def test_blocks_of_a_shared_prefix_are_of_one_colour(watch: Pipeline) -> None:
     state = ledger_of(watch).state
-    told = watch.block_colours(ENGINE, "prefix")
-    assert all(bool(value) == bool(hashed) for value, hashed in zip(told.values, state.hashes, strict=True))
+    reported = watch.block_colours(ENGINE, "prefix")
+    assert all(bool(value) == bool(hashed) for value, hashed in zip(reported.values, state.hashes, strict=True))
     shared = [block for block, refs in enumerate(state.refs) if refs > 3 and state.hashes[block]]
     assert shared
     for block in shared:
         tables = [state.requests[number].blocks for number in state.owners(block)]
         alike = set.intersection(*map(set, tables))
-        assert len({told.values[b] for b in alike if state.hashes[b]}) == 1
+        assert len({reported.values[b] for b in alike if state.hashes[b]}) == 1
 
 
 @pytest.mark.parametrize("template", [8, 0])
@@ -96,8 +96,8 @@ def test_chats_that_share_a_template_have_colours_of_their_own(template: int) ->
     lab.flush()
     watch = Pipeline()
     watch.feed(lab.frames)
-    told = watch.block_colours(ENGINE, "prefix")
-    counts = sorted(Counter(value for value in told.values if value).values(), reverse=True)
+    reported = watch.block_colours(ENGINE, "prefix")
+    counts = sorted(Counter(value for value in reported.values if value).values(), reverse=True)
     assert counts[:9] == list(range(10, 1, -1))
     assert len(counts) == 10 + bool(template)  # and what all of them share
 
@@ -106,6 +106,6 @@ def test_a_colouring_of_a_moment_is_of_that_moment(watch: Pipeline) -> None:
     early, late = watch.points(ENGINE)[2], watch.points(ENGINE)[-1]
     assert early.at < late.at
     for by in get_args(Colouring):
-        told = watch.block_colours(ENGINE, by, early.at)
-        assert told.at == early.at
+        reported = watch.block_colours(ENGINE, by, early.at)
+        assert reported.at == early.at
     assert watch.block_colours(ENGINE, "owner", early.at) != watch.block_colours(ENGINE, "owner", late.at)

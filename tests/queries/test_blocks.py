@@ -8,7 +8,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.queries.blocks import block_map
 from kvscope.monitor.schema import BLOCK_STATES
 from kvscope.monitor.state.records import RequestState
-from tests.queries.test_past import random_life
+from tests.queries.test_past import random_run
 
 
 def state_of(ledger: EngineLedger, block: int, tables: dict[int, list[RequestState]]) -> str:
@@ -31,7 +31,7 @@ def state_of(ledger: EngineLedger, block: int, tables: dict[int, list[RequestSta
 @pytest.mark.parametrize("losses", [False, True], ids=["whole", "losses"])
 @pytest.mark.parametrize("seed", range(6))
 def test_each_block_is_what_the_books_say_of_it(seed: int, losses: bool) -> None:
-    _, records = random_life(seed, 150, losses=losses)
+    _, records = random_run(seed, 150, losses=losses)
     ledger = EngineLedger(records[0].engine)
     for number, record in enumerate(records):
         ledger.apply(record)

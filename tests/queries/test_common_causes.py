@@ -12,7 +12,7 @@ from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.fleet_schema import FleetCause, FleetEngineView
 from kvscope.monitor.queries.common_causes import at_least_by_chance, common_causes
 from kvscope.monitor.text import timestamp
-from tests.finding_transitions import Troubles
+from tests.finding_transitions import AlertMessages
 
 START_S = 1_800_000_000
 
@@ -34,7 +34,7 @@ def fleet(count: int, seed: int = 1) -> list[FleetEngineView]:
 
 
 def found(engines: Sequence[FleetEngineView], at_s: Sequence[float]) -> list[FindingReport]:
-    (transition,) = Troubles().fire(1)
+    (transition,) = AlertMessages().fire(1)
     report = transition.finding.report()
     return [
         msgspec.structs.replace(

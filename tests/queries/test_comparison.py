@@ -32,7 +32,7 @@ from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import ENGINE, Watched, finished_held
 from tests.lab import Lab
-from tests.queries.test_past import folded, random_life
+from tests.queries.test_past import folded, random_run
 from tests.recordings import recording_of
 from tests.web.test_service import serving
 
@@ -60,19 +60,19 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, An
     return printed
 
 
-def figures(told: dict[str, Any]) -> dict[str, Any]:
-    return {row["name"]: row for row in told["metrics"]}
+def figures(reported: dict[str, Any]) -> dict[str, Any]:
+    return {row["name"]: row for row in reported["metrics"]}
 
 
-def codes(told: dict[str, Any]) -> dict[str, Any]:
+def codes(reported: dict[str, Any]) -> dict[str, Any]:
     """What became of each code, and how many of it there were."""
-    return {row["code"]: (row["status"], row["before"], row["after"]) for row in told["findings"]}
+    return {row["code"]: (row["status"], row["before"], row["after"]) for row in reported["findings"]}
 
 
 def asked(watch: Pipeline, *arguments: str) -> dict[str, Any]:
     """The answer as JSON."""
-    told: dict[str, Any] = json.loads(msgspec.json.encode(watch.compare(*arguments)))
-    return told
+    reported: dict[str, Any] = json.loads(msgspec.json.encode(watch.compare(*arguments)))
+    return reported
 
 
 def windows(recording: Path, count: int, rng: random.Random) -> Iterator[tuple[str, str]]:
@@ -92,7 +92,7 @@ def test_it_says_what_the_command_says(
 ) -> None:
     monkeypatch.setattr(recent_past, "MIN_BETWEEN", 4_000)  # so that a short life has many states to begin from
     monkeypatch.setattr(recent_past, "MAX_BETWEEN", 4_000)
-    lab, records = random_life(seed, 150, losses=losses)
+    lab, records = random_run(seed, 150, losses=losses)
     recording = kept(records, tmp_path / "run")
     engine = lab.packer.engine
     from_memory, from_disk = Pipeline(), Pipeline(history=History(recording))
@@ -100,19 +100,19 @@ def test_it_says_what_the_command_says(
     for since, until in windows(recording, 4, random.Random(seed)):
         expected = figures(diff(capsys, recording, "--window", f"{since}..{until}"))
         for watch in (from_memory, from_disk):
-            told = figures(asked(watch, engine, since, until))
+            reported = figures(asked(watch, engine, since, until))
             if losses:  # how long who waited, and which block stayed, is not known of where something is missing
-                told, known = (
-                    {name: row[name] for name in row if row[name]["unit"] in OF_TOTALS} for row in (told, expected)
+                reported, known = (
+                    {name: row[name] for name in row if row[name]["unit"] in OF_TOTALS} for row in (reported, expected)
                 )
-                assert told == known
+                assert reported == known
             else:
-                assert told == expected
+                assert reported == expected
 
 
 def test_a_window_that_begins_on_disk_and_ends_in_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Of a service that was started again meanwhile."""
-    lab, records = random_life(64, 150, losses=False)
+    lab, records = random_run(64, 150, losses=False)
     recording = kept(records, tmp_path / "run")
     half = len(records) // 2
     joined = keyframe_of(folded(records[:half]))
@@ -120,8 +120,8 @@ def test_a_window_that_begins_on_disk_and_ends_in_memory(capsys: pytest.CaptureF
     watch = Pipeline(history=History(recording))
     watch.feed([joined, *records[half:]])
     since, until = (timestamp(joined.wall_ns + s * 10**9) or "" for s in (-1, 1))
-    told = asked(watch, lab.packer.engine, since, until)
-    assert figures(told) == figures(diff(capsys, recording, "--window", f"{since}..{until}"))
+    reported = asked(watch, lab.packer.engine, since, until)
+    assert figures(reported) == figures(diff(capsys, recording, "--window", f"{since}..{until}"))
 
 
 def test_what_was_counted_before_a_recording_began_is_not_of_it(
@@ -137,9 +137,9 @@ def test_what_was_counted_before_a_recording_began_is_not_of_it(
     joined = keyframe_of(folded(lab.frames[:half]))
     assert joined is not None
     whole, late = kept(lab.frames, tmp_path / "whole"), kept([joined, *lab.frames[half:]], tmp_path / "late")
-    told = diff(capsys, whole, late)
+    reported = diff(capsys, whole, late)
     rest = folded(lab.frames).state.totals.output_tokens - folded(lab.frames[:half]).state.totals.output_tokens
-    assert 0 < rest == told["after"]["counts"]["output_tokens"] < told["before"]["counts"]["output_tokens"]
+    assert 0 < rest == reported["after"]["counts"]["output_tokens"] < reported["before"]["counts"]["output_tokens"]
 
 
 def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_of_two_recordings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         watch.feed(replace(frame, engine=engine) for frame in Recording(directory))
     spans = {engine: watch.history(engine) for engine in together.named}
     whole = [(spans[engine].first or "", spans[engine].last or "") for engine in (friday, monday)]
-    told = asked(watch, friday, *whole[0], monday, *whole[1])
+    reported = asked(watch, friday, *whole[0], monday, *whole[1])
     expected = diff(capsys, *runs, "--window", "..".join(whole[1]), "--window", "..".join(whole[0]))
-    assert figures(told) == figures(expected)
-    assert codes(told) == codes(expected)
-    assert codes(told)["leak.finished-held"][0] == "added"
+    assert figures(reported) == figures(expected)
+    assert codes(reported) == codes(expected)
+    assert codes(reported)["leak.finished-held"][0] == "added"
     # Where no window is named, all of both: the one was not there when the other was.
     by_itself = watch.compare(friday, other=monday)
     assert [side.engine for side in (by_itself.before, by_itself.after)] == [monday, friday]
@@ -190,9 +190,9 @@ def test_an_engine_that_was_started_again_in_the_window(capsys: pytest.CaptureFi
     recording = kept(records, tmp_path / "run")
     walls = [record.wall_ns for record in records if isinstance(record, Batch)]
     since, until = (timestamp(at_ns) or "" for at_ns in (walls[0] + 2 * 10**9, walls[-1]))
-    told = asked(watch, ENGINE, since, until)
-    assert figures(told) == figures(diff(capsys, recording, "--window", f"{since}..{until}"))
-    assert told["after"]["counts"]["served"] > 8
+    reported = asked(watch, ENGINE, since, until)
+    assert figures(reported) == figures(diff(capsys, recording, "--window", f"{since}..{until}"))
+    assert reported["after"]["counts"]["served"] > 8
 
 
 def leaking() -> Watched:
@@ -206,11 +206,11 @@ def test_windows_that_are_not_named() -> None:
     scene = leaking()
     watch, now_ns = scene.watch, scene.now_ns
     since, until = (timestamp(now_ns - ago_s * 10**9) or "" for ago_s in (10, 5))
-    told = watch.compare(ENGINE, since, until)
+    reported = watch.compare(ENGINE, since, until)
     before = timestamp(now_ns - 15 * 10**9) or ""
-    assert told == watch.compare(ENGINE, since, until, ENGINE, before, since)
-    assert told.before.until is not None
-    assert before <= (told.before.since or "") < told.before.until <= since <= (told.after.since or "")
+    assert reported == watch.compare(ENGINE, since, until, ENGINE, before, since)
+    assert reported.before.until is not None
+    assert before <= (reported.before.since or "") < reported.before.until <= since <= (reported.after.since or "")
     by_itself = watch.compare(ENGINE)
     assert by_itself.before.seconds == pytest.approx(by_itself.after.seconds, abs=1)
     assert by_itself.before.since == watch.history(ENGINE).first
@@ -228,7 +228,7 @@ def test_what_cannot_be_compared() -> None:
         ((last, long_ago[0]), "nothing of"),
         ((day,), r"24 h is too long to be measured: ask for 1 h at most"),
         (("", "", "", *long_ago), "nothing is kept of"),
-        (("noon",), "is no time"),
+        (("noon",), "is not a time"),
     ):
         with pytest.raises(BadTime, match=says):
             watch.compare(ENGINE, *arguments)
@@ -237,20 +237,22 @@ def test_what_cannot_be_compared() -> None:
 
 def test_so_much_is_not_gone_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = leaking()
-    told = scene.watch.compare(ENGINE)
-    heard = sum(size_of(frame) for frame in scene.lab.frames if isinstance(frame, Batch))
-    monkeypatch.setattr("kvscope.monitor.queries.past.MAX_WINDOW_BYTES", heard // 10)
-    assert scene.watch.compare(ENGINE) == told, "what was measured is kept"
+    reported = scene.watch.compare(ENGINE)
+    received = sum(size_of(frame) for frame in scene.lab.frames if isinstance(frame, Batch))
+    monkeypatch.setattr("kvscope.monitor.queries.past.MAX_WINDOW_BYTES", received // 10)
+    assert scene.watch.compare(ENGINE) == reported, "what was measured is kept"
     with pytest.raises(BadQuestion, match=r"there are too many events: ask until .* or less"):
-        scene.watch.compare(ENGINE, told.before.since or "", told.after.until or "", ENGINE, told.before.since or "")
+        scene.watch.compare(
+            ENGINE, reported.before.since or "", reported.after.until or "", ENGINE, reported.before.since or ""
+        )
 
 
 def test_a_window_that_begins_before_anything_was_heard_is_what_there_is_of_it() -> None:
     scene = leaking()
     first_ns = scene.lab.frames[0].wall_ns
     since, until, later = (timestamp(first_ns + s * 10**9) or "" for s in (-20, 4, 8))
-    told = scene.watch.compare(ENGINE, until, later, "", since, until)
-    assert told.before.since == timestamp(first_ns)
+    reported = scene.watch.compare(ENGINE, until, later, "", since, until)
+    assert reported.before.since == timestamp(first_ns)
 
 
 def test_over_http() -> None:
@@ -281,20 +283,20 @@ class SlowHistory(History):
 
 
 def test_nobody_waits_for_a_comparison_but_who_asked_for_it(tmp_path: Path) -> None:
-    lab, _ = random_life(5, 80, losses=False)
+    lab, _ = random_run(5, 80, losses=False)
     engine, frames = lab.packer.engine, list(lab.frames)
     history = SlowHistory(recording_of(lab, tmp_path))
     watch = Pipeline(history=history)
-    told: list[float] = []
-    asking = threading.Thread(target=lambda: told.append(watch.compare(engine).after.seconds))
+    reported: list[float] = []
+    asking = threading.Thread(target=lambda: reported.append(watch.compare(engine).after.seconds))
     asking.start()
     try:
         assert history.asked.wait(30)
         watch.feed(frames)
         assert [view.engine for view in watch.engines()] == [engine]
         watch.findings()
-        assert told == []
+        assert reported == []
     finally:
         history.may_answer.set()
         asking.join()
-    assert len(told) == 1
+    assert len(reported) == 1

@@ -17,7 +17,7 @@ from tests.queries.test_retained_blocks import busy
 EVERY_KIND = [kind.name.lower() for kind in Kind]
 
 
-def said(scene: Watched) -> list[str]:
+def stated(scene: Watched) -> list[str]:
     """The positions of all events that were ever sent, in order."""
     frames = [frame for frame in scene.lab.frames if isinstance(frame, Batch)]
     return [str(Position(f.epoch, f.sequence, n)) for f in frames for n, _ in enumerate(f.events())]
@@ -28,7 +28,7 @@ def test_each_event_once_in_order_and_in_words() -> None:
     scene.lab.heartbeat()
     scene.look()
     listed = scene.watch.events(ENGINE, limit=100_000, kinds=EVERY_KIND)
-    assert [event.position for event in listed] == said(scene)
+    assert [event.position for event in listed] == stated(scene)
     assert all(event.text and event.at for event in listed)
     names = {request.id for request in scene.watch.requests(ENGINE)}
     assert {event.request for event in listed} - {""} <= names | {f"r-{n}" for n in range(200)}
@@ -97,7 +97,7 @@ def test_those_about_a_request_or_a_block() -> None:
 
 def test_what_is_no_kind_and_no_request() -> None:
     scene = busy(1)
-    with pytest.raises(BadQuestion, match=r"'alocated' is no kind of event; there are: started, .*allocated"):
+    with pytest.raises(BadQuestion, match=r"'alocated' is not a kind of event; there are: started, .*allocated"):
         scene.watch.events(ENGINE, kinds=["alocated"])
     with pytest.raises(NotKnown, match="no request 'nobody'"):
         scene.watch.events(ENGINE, request="nobody")
@@ -127,11 +127,11 @@ def test_a_long_window_is_explained_by_where_usage_fell_furthest() -> None:
     fell = timestamp(scene.now_ns) or ""
     scene.live(200)
     text = next(one for one in scene.watch.explain(ENGINE).sentences if "Usage fell" in one)
-    told = scene.watch.usage_drop(ENGINE, fell, 60.0)
-    assert told.highest
-    assert told.highest.at
-    assert f"at {told.highest.at[11:23]} to" in text
-    assert all(f"{blocks:,} {in_words(reason)}" in text for reason, blocks in told.freed_in_drop.items())
+    reported = scene.watch.usage_drop(ENGINE, fell, 60.0)
+    assert reported.highest
+    assert reported.highest.at
+    assert f"at {reported.highest.at[11:23]} to" in text
+    assert all(f"{blocks:,} {in_words(reason)}" in text for reason, blocks in reported.freed_in_drop.items())
 
 
 def test_usage_that_did_not_fall_is_left_out() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.analysis.memory_breakdown import bill_of, parts
+from kvscope.monitor.analysis.memory_breakdown import breakdown_of, parts
 from kvscope.monitor.errors import BadQuestion, NotKnown
 from kvscope.monitor.events.description import EngineDescription
 from kvscope.monitor.events.kinds import Kind
@@ -22,7 +22,7 @@ GIB = 1 << 30
 DATA = Path(__file__).parent.parent / "data"
 
 
-def with_bill(**bill: int) -> Watched:
+def with_breakdown(**breakdown: int) -> Watched:
     """An engine that has said what its device's memory went to; what is not named is not known."""
     scene = Watched()
     scene.steps(2)
@@ -43,7 +43,7 @@ def with_bill(**bill: int) -> Watched:
         "use_all",
     )
     last = scene.lab.frames[-1]
-    event = Run(Kind.MEMORY, 0, -1, [bill.get(name, -1) for name in names], [])
+    event = Run(Kind.MEMORY, 0, -1, [breakdown.get(name, -1) for name in names], [])
     scene.watch.feed(
         [batch_of(ENGINE, last.epoch, [event], sequence=last.sequence + 1, wall_ns=last.wall_ns, mono_ns=last.mono_ns)]
     )
@@ -51,7 +51,7 @@ def with_bill(**bill: int) -> Watched:
 
 
 def test_the_parts_add_up_to_the_device() -> None:
-    scene = with_bill(
+    scene = with_breakdown(
         device_total=80 * GIB,
         device_free=4 * GIB,
         used_by_others=2 * GIB,
@@ -68,7 +68,7 @@ def test_the_parts_add_up_to_the_device() -> None:
 
 
 def test_a_bill_that_is_not_whole_has_no_parts() -> None:
-    view = with_bill(kv_pool=36 * GIB).watch.memory(ENGINE)
+    view = with_breakdown(kv_pool=36 * GIB).watch.memory(ENGINE)
     assert (view.parts, view.unattributed, view.measured) == ({}, None, {"kv_pool": 36 * GIB})
     with pytest.raises(NotKnown, match="did not report the memory of its device"):
         busy(1).watch.memory(ENGINE)
@@ -81,10 +81,10 @@ def test_the_bill_of_a_log() -> None:
     watch = Pipeline()
     watch.feed(records)
     (engine,) = watch.engines()
-    bill, _ = bill_of(facts)
+    breakdown, _ = breakdown_of(facts)
     view = watch.memory(engine.engine)
-    assert view.parts == parts(bill)
-    assert sum(view.parts.values()) == view.measured["device_total"] == bill.device_total
+    assert view.parts == parts(breakdown)
+    assert sum(view.parts.values()) == view.measured["device_total"] == breakdown.device_total
     with pytest.raises(NotKnown, match="states neither its blocks nor their size"):
         watch.calculator(engine.engine, 10, 10)
 

@@ -27,7 +27,7 @@ from tests.ledger.test_exact import FAULTS, random_lab
 from tests.recordings import recording_of
 
 
-def random_life(seed: int, steps: int, *, losses: bool) -> tuple[Lab, list[Record]]:
+def random_run(seed: int, steps: int, *, losses: bool) -> tuple[Lab, list[Record]]:
     """A random engine and all that a reader of it got: from a keyframe or the start on, with gaps or without."""
     rng = random.Random(seed)
     lab = random_lab(rng, rng.choice(FAULTS))
@@ -126,7 +126,7 @@ def moments(records: Sequence[Record], count: int, rng: random.Random) -> list[i
 
 def check_moments(seed: int, steps: int, count: int, *, losses: bool) -> None:
     rng = random.Random(seed)
-    _, records = random_life(seed, steps, losses=losses)
+    _, records = random_run(seed, steps, losses=losses)
     watch = Pipeline()
     watch.feed(records)
     for at_ns in moments(records, count, rng):
@@ -138,7 +138,7 @@ def check_moments(seed: int, steps: int, count: int, *, losses: bool) -> None:
 
 def check_positions(seed: int, steps: int, count: int) -> None:
     rng = random.Random(seed)
-    _, records = random_life(seed, steps, losses=False)
+    _, records = random_run(seed, steps, losses=False)
     watch = Pipeline()
     watch.feed(records)
     batches = [record for record in records if isinstance(record, Batch) and record.runs]
@@ -188,7 +188,7 @@ def test_what_was_at_any_of_200_moments(seed: int) -> None:
 def test_what_memory_no_longer_has_history_gives(seed: int, tmp_path: Path) -> None:
     """A service that was started again: what it hears from now on is in memory, what was before on disk."""
     rng = random.Random(seed)
-    lab, _ = random_life(seed, 120, losses=False)
+    lab, _ = random_run(seed, 120, losses=False)
     records: list[Record] = list(lab.frames)
     late = len(records) // 2
     keyframe = Lab.keyframe(lab)
@@ -205,9 +205,11 @@ def test_what_memory_no_longer_has_history_gives(seed: int, tmp_path: Path) -> N
     assert span.in_memory_since == timestamp(keyframe.wall_ns)
     assert [life.epoch for life in span.epochs] == [lab.packer.epoch]
     at = timestamp(records[late].wall_ns) or ""  # type: ignore[union-attr]
-    told = [watch.request(lab.packer.engine, f"#{view.number}", at) for view in watch.requests(lab.packer.engine, at)]
-    assert told
-    assert all(detail.event_history_complete and detail.event_history[0].kind == "arrived" for detail in told)
+    reported = [
+        watch.request(lab.packer.engine, f"#{view.number}", at) for view in watch.requests(lab.packer.engine, at)
+    ]
+    assert reported
+    assert all(detail.event_history_complete and detail.event_history[0].kind == "arrived" for detail in reported)
 
 
 # -------------------------------------------------------------------- what cannot be asked for
@@ -224,7 +226,7 @@ def test_what_was_before_is_not_kept() -> None:
     with pytest.raises(NotKnown, match="in no engine's stored stream"):
         scene.watch.engines("7/7/7")
     for wrong in ("noon", "25:00:00", "1/2/3/4", "7/"):
-        with pytest.raises(BadTime, match="is no time"):
+        with pytest.raises(BadTime, match="is not a time"):
             scene.watch.engines(wrong)
 
 
@@ -287,7 +289,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_that_only_history_knows(tmp_path: Path) -> None:
     """A recording, or what a service kept of an engine that is gone: as it was last, and at any moment before."""
-    lab, records = random_life(7, 60, losses=False)
+    lab, records = random_run(7, 60, losses=False)
     assert isinstance(records[0], Batch)
     lab_whole: list[Record] = list(lab.frames)
     engine = lab.packer.engine

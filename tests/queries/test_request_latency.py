@@ -26,11 +26,11 @@ def test_percentiles_lie_within_the_buckets_of_the_requests() -> None:
             counts += [(lower, upper, 1)] * inside  # as they come, scrape by scrape
             lower = upper
         rng.shuffle(counts)
-        exact, told = exact_latency(seconds), histogram_latency(counts)
+        exact, reported = exact_latency(seconds), histogram_latency(counts)
         assert exact is not None
-        assert told is not None
-        assert told.requests == exact.requests == len(seconds)
-        for value, between in ((exact.p50_s, told.p50_s), (exact.p95_s, told.p95_s)):
+        assert reported is not None
+        assert reported.requests == exact.requests == len(seconds)
+        for value, between in ((exact.p50_s, reported.p50_s), (exact.p95_s, reported.p95_s)):
             lower, upper = next((low, high) for low, high, _ in sorted(counts) if low < value <= high)
             assert lower <= between <= upper
 

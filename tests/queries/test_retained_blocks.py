@@ -31,7 +31,7 @@ def busy(seed: int, **lab: object) -> Watched:
     return scene
 
 
-def stays(scene: Watched, since_ns: int) -> tuple[dict[int, int], list[float]]:
+def residency(scene: Watched, since_ns: int) -> tuple[dict[int, int], list[float]]:
     """By the events from the very first on: since when each block is held that was taken in the window, and how long
     those were that were given back in it.
     """
@@ -62,7 +62,7 @@ def test_all_that_was_handed_out_came_back_or_is_held(seed: int, faults: tuple[s
     batches = [frame for frame in scene.lab.frames if isinstance(frame, Batch)]
     since_ns = batches[len(batches) // 3].wall_ns
     view = scene.watch.retained_blocks(ENGINE, timestamp(since_ns) or "")
-    born, lifetimes = stays(scene, since_ns)
+    born, lifetimes = residency(scene, since_ns)
     assert view.is_complete
     assert view.allocated == view.freed + view.held_blocks
     assert (view.freed, view.held_blocks) == (len(lifetimes), len(born))
@@ -86,9 +86,9 @@ def test_a_leak_stands_before_those_who_work() -> None:
     scene.lab.arrive(30, max_tokens=60)
     scene.steps(3)
     view = scene.watch.retained_blocks(ENGINE)
-    struck = scene.lab.faults.on["leak.finished-held"].struck
-    assert [held.owner for held in view.held[: len(struck)]] == list(struck)
-    assert {held.reason for held in view.held[: len(struck)]} == {"FREE_DEFERRED"}
+    affected = scene.lab.faults.on["leak.finished-held"].affected
+    assert [held.owner for held in view.held[: len(affected)]] == list(affected)
+    assert {held.reason for held in view.held[: len(affected)]} == {"FREE_DEFERRED"}
     assert (view.held[-1].state, view.held[-1].reason) == ("RUNNING", "")
 
 

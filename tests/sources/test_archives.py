@@ -50,8 +50,8 @@ def test_a_damaged_bundle_is_never_findings(bundle: bytes, tmp_path: Path, capsy
         for _ in range(rng.randint(1, 8)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         path.write_bytes(data)
-        code, said = exit_code(path, capsys)
-        assert code in (0, USAGE, CANNOT_TELL), said
+        code, stated = exit_code(path, capsys)
+        assert code in (0, USAGE, CANNOT_TELL), stated
         refused += code == USAGE
     assert refused > 10
 
@@ -68,9 +68,9 @@ def test_only_stored_and_deflated_members_are_read(
     if damaged:
         data[90:100] = b"\xff" * 10
     path.write_bytes(data)
-    code, said = exit_code(path, capsys)
+    code, stated = exit_code(path, capsys)
     assert code == USAGE
-    assert "neither stored nor deflated" in said or damaged
+    assert "neither stored nor deflated" in stated or damaged
 
 
 def test_a_zip_bomb_ends_at_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,9 +80,9 @@ def test_a_zip_bomb_ends_at_a_bound(tmp_path: Path, capsys: pytest.CaptureFixtur
             member.write(bytes(MIB))
     assert path.stat().st_size < 3 * MIB
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    code, said = exit_code(path, capsys)
+    code, stated = exit_code(path, capsys)
     assert code == USAGE
-    assert "100 times" in said
+    assert "100 times" in stated
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
 
@@ -129,10 +129,10 @@ def test_a_bundle_that_holds_no_journal_is_named_by_its_own_path(
         path = tmp_path / "it.zip"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(member, content)
-        code, said = exit_code(path, capsys)
+        code, stated = exit_code(path, capsys)
         assert code == USAGE
-        assert str(path) in said
-        assert "/tmp/kvscope-bundle" not in said
+        assert str(path) in stated
+        assert "/tmp/kvscope-bundle" not in stated
 
 
 def test_a_damaged_member_is_noted_and_the_others_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,9 +156,9 @@ def test_a_damaged_member_is_noted_and_the_others_are_read(tmp_path: Path, capsy
     data = bytearray(path.read_bytes())
     data[40:60] = b"\xff" * 20
     path.write_bytes(data)
-    code, said = exit_code(path, capsys)
+    code, stated = exit_code(path, capsys)
     assert code == USAGE
-    assert f"{path}: bad.log: cannot be read" in " ".join(said.split())
+    assert f"{path}: bad.log: cannot be read" in " ".join(stated.split())
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -174,10 +174,10 @@ def test_a_record_of_a_newer_version_is_named_by_its_file(
         path = tmp_path / "it.zip"
         with zipfile.ZipFile(path, "w") as archive:
             archive.write(segment, f"events/{segment.name}")
-    code, said = exit_code(path, capsys)
+    code, stated = exit_code(path, capsys)
     assert code == CANNOT_TELL
-    assert str(path if packed else segment) in said.replace("\n", "")
-    assert "version 9.0" in said
+    assert str(path if packed else segment) in stated.replace("\n", "")
+    assert "version 9.0" in stated
 
 
 def test_reports_of_a_bundle_without_its_events_are_no_log_and_logs_of_such_names_are(
@@ -185,11 +185,11 @@ def test_reports_of_a_bundle_without_its_events_are_no_log_and_logs_of_such_name
 ) -> None:
     path = tmp_path / "renamed.zip"
     path.write_bytes(bundle.replace(b"events/", b"evemts/"))
-    code, said = exit_code(path, capsys)
-    assert (code, "without events" in said) == (USAGE, True)
+    code, stated = exit_code(path, capsys)
+    assert (code, "without events" in stated) == (USAGE, True)
     logs = tmp_path / "logs.zip"
     with zipfile.ZipFile(logs, "w") as archive:
         archive.writestr("report.txt", "INFO Running: 0 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.0%\n")
         archive.writestr("README.txt", "logs of Tuesday\n")
-    code, said = exit_code(logs, capsys)
-    assert "without events" not in said
+    code, stated = exit_code(logs, capsys)
+    assert "without events" not in stated

@@ -41,7 +41,7 @@ def redirect(connection: socket.socket) -> None:
         (trickle(b"HTTP/1.1 200 OK\r\nX-Slow: "), "did not answer within"),
         (sending(gzip.compress(gzip.compress(b"\0" * (8 << 20))), "gzip, gzip"), "compressed"),
         (sending(page_of(range(1), "9" * 400).encode()), "values that no engine has"),
-        (sending(b"AKIASECRETSECRET"), "no metrics page"),
+        (sending(b"AKIASECRETSECRET"), "not a metrics page"),
         (redirect, "follows no redirect"),
     ],
 )

@@ -22,7 +22,7 @@ RECORDED = recorded("kv-events")
 WHAT = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
 
 
-def told(batches: Sequence[Recorded]) -> list[tuple[int, list[tuple[Any, ...]]]]:
+def reported(batches: Sequence[Recorded]) -> list[tuple[int, list[tuple[Any, ...]]]]:
     """What each batch should come out as."""
     return [
         (
@@ -75,7 +75,7 @@ def test_the_past_first_and_then_what_is_published(tmp_path: Path, wire: str, na
             records += until(stream, lambda records: len(records) == len(RECORDED) - half)
         finally:
             stream.close()
-    assert came(records) == told(RECORDED)
+    assert came(records) == reported(RECORDED)
     assert [record.at_ns for record in records] == [int(batch.ts * 1e9) for batch in RECORDED]
     assert {record.engine for record in records} == {f"vllm@{tmp_path}/kv/0"}
     assert (stream.lost, stream.replayed, stream.batches) == (0, half, len(RECORDED))
@@ -96,12 +96,12 @@ def test_a_gap_is_filled_from_the_replay_or_said(tmp_path: Path, replay: bool) -
         finally:
             stream.close()
     if replay:
-        assert came(records) == told(RECORDED)
+        assert came(records) == reported(RECORDED)
         assert stream.lost == 0
         # What was published before the first answer came is in that one already.
         assert publisher.asked[:2] in ([0], [0, 3])
     else:
-        assert came(records) == told([batch for batch in RECORDED if batch.sequence not in (3, 4, 9)])
+        assert came(records) == reported([batch for batch in RECORDED if batch.sequence not in (3, 4, 9)])
         assert [(r.position, r.lost) for r in records if r.lost] == [("5", 2), ("10", 1)]
         assert stream.lost == 3
 
@@ -152,13 +152,13 @@ def test_what_is_no_batch_is_counted_and_left_out(tmp_path: Path) -> None:
             records = until(stream, lambda records: bool(records))
         finally:
             stream.close()
-    assert came(records) == [(4, told(RECORDED)[0][1])]
+    assert came(records) == [(4, reported(RECORDED)[0][1])]
     assert stream.bad_messages - before == 6
     assert stream.lost == 0
 
 
 def test_an_address_that_is_none() -> None:
-    with pytest.raises(ContractError, match="no endpoint to connect to"):
+    with pytest.raises(ContractError, match="not an endpoint to connect to"):
         KvEventStream(kv_endpoint_at("tcp://nothing"))
 
 
@@ -200,12 +200,12 @@ def test_what_is_no_batch(payload: bytes) -> None:
 
 
 def test_where_a_server_says_its_events_are() -> None:
-    said = [
+    stated = [
         {"data_parallel_rank": 0, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://0.0.0.0:5657"},
         {"data_parallel_rank": 1, "endpoint": "tcp://10.0.0.1:5558", "replay_endpoint": None, "topic": "kv"},
         {"endpoint": "ipc:///run/kv"},
     ]
-    with telling(msgspec.json.encode(said)) as url:
+    with telling(msgspec.json.encode(stated)) as url:
         found = discover_kv_endpoints(url, 5.0)
     name = f"vllm@{url.removeprefix('http://').partition('/')[0]}"
     assert found == [
@@ -219,8 +219,8 @@ def test_where_a_server_says_its_events_are() -> None:
     ("body", "status", "says"),
     [
         (b"[]", 200, "--kv-events-config"),
-        (b"{}", 200, "does not tell where KV events are"),
-        (b"<html>", 200, "does not tell where KV events are"),
+        (b"{}", 200, "does not name the address of its KV events"),
+        (b"<html>", 200, "does not name the address of its KV events"),
         (b"[]", 404, r"answers 404 Not Found.*tcp://HOST:5557"),
         (b"[]", 500, "500"),
     ],
@@ -231,8 +231,8 @@ def test_a_server_that_says_nothing_of_them(body: bytes, status: int, says: str)
 
 
 def test_a_server_that_is_not_there_and_an_address_that_is_none() -> None:
-    with pytest.raises(ContractError, match=r"//127.*does not tell where KV events are") as failed:
+    with pytest.raises(ContractError, match=r"//127.*does not name the address of its KV events") as failed:
         discover_kv_endpoints(f"http://someone:s3cret@127.0.0.1:9{SOURCES_PATH}", 1.0)
     assert "s3cret" not in str(failed.value)
-    with pytest.raises(BadTarget, match="is no address"):
+    with pytest.raises(BadTarget, match="is not an address"):
         discover_kv_endpoints(f"http://[::1{SOURCES_PATH}", 1.0)

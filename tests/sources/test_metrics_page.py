@@ -75,9 +75,9 @@ def test_facts_come_once(server: Served) -> None:
         reader.close()
     config = next(line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
     for name in ("num_gpu_blocks", "block_size", "kv_cache_memory_bytes"):
-        told = re.search(rf'[{{,]{name}="(\d+)"', config)
-        assert told is not None
-        assert facts[name] == int(told[1])
+        reported = re.search(rf'[{{,]{name}="(\d+)"', config)
+        assert reported is not None
+        assert facts[name] == int(reported[1])
     assert "num_cpu_blocks" not in facts  # None in the page
     assert facts["exposition"] == "vllm"
 
@@ -171,7 +171,7 @@ GARBAGE = ["<!doctype html><p>Not found", "\x00\x01\x02", '{"status": "ok"}', "v
 
 @pytest.mark.parametrize("text", GARBAGE)
 def test_garbage_is_no_page(server: Served, text: str) -> None:
-    with pytest.raises(BadPage, match="is no metrics page"):
+    with pytest.raises(BadPage, match="is not a metrics page"):
         read(server, text)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.monitor.sources.log_patterns import PATTERNS
 from kvscope.monitor.sources.pasted_lines import PastedLine
-from kvscope.monitor.sources.report_phrases import MOST_PROSE, phrase_expressions, said_phrases
+from kvscope.monitor.sources.report_phrases import MOST_PROSE, phrase_expressions, stated_phrases
 from tests.sources.pattern_work import tries_from_one_place
 
 MOST_TRIES = 2_000
@@ -41,20 +41,20 @@ def test_what_is_tried_is_counted(expression: str, tries: float) -> None:
     assert tries_from_one_place(re.compile(expression)) == tries
 
 
-def said(*texts: str) -> dict[str, str]:
+def stated(*texts: str) -> dict[str, str]:
     lines = [PastedLine(number, text, text, text, False, number) for number, text in enumerate(texts, 1)]
-    return {phrase.concept: phrase.quote for phrase in said_phrases(lines)}
+    return {phrase.concept: phrase.quote for phrase in stated_phrases(lines)}
 
 
 def test_words_of_usual_length_are_quoted_whole() -> None:
-    assert said("We use the NixlConnectorV1 here.")["connector"] == "NixlConnectorV1"
-    assert said("It has a WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR state.")["grammar"] == (
+    assert stated("We use the NixlConnectorV1 here.")["connector"] == "NixlConnectorV1"
+    assert stated("It has a WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR state.")["grammar"] == (
         "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
     )
-    assert said("After many retractions it stays slow.")["after_retraction"] == "After many retractions it stays"
+    assert stated("After many retractions it stays slow.")["after_retraction"] == "After many retractions it stays"
 
 
 def test_prose_is_read_up_to_a_bound() -> None:
     filler = "a" * (MOST_PROSE // 4)
-    assert "stuck" in said(filler, filler, "It hangs.")
-    assert "stuck" not in said(filler, filler, filler, filler, filler, "It hangs.")
+    assert "stuck" in stated(filler, filler, "It hangs.")
+    assert "stuck" not in stated(filler, filler, filler, filler, filler, "It hangs.")

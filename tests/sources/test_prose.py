@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.sources.incident_report import told_in
+from kvscope.monitor.sources.incident_report import stated_facts
 
 DATA = Path(__file__).parent.parent / "data"
 BENCH = "vllm bench serve --input-len 80000 --output-len 800"
 
 
-def told(*lines: str) -> dict[str, object]:
-    return {name: value for _, name, value in told_in(lines)}
+def reported(*lines: str) -> dict[str, object]:
+    return {name: value for _, name, value in stated_facts(lines)}
 
 
 def test_the_report_of_a_collapse() -> None:
     lines = (DATA / "seed-001.txt").read_text().splitlines()
-    found = told(*lines)
+    found = reported(*lines)
     expected = {
         "version": "0.18.0",
         "model": "Qwen3.5-9B",
@@ -37,7 +37,7 @@ def test_the_report_of_a_collapse() -> None:
         "preemptions_told": 0,
     }
     assert {name: found[name] for name in expected} == expected
-    for line, name, value in told_in(lines):
+    for line, name, value in stated_facts(lines):
         if name.startswith("load_") and isinstance(value, int):
             assert str(value) in lines[line - 1]
 
@@ -62,7 +62,7 @@ def test_the_report_of_a_collapse() -> None:
     ],
 )
 def test_in_several_ways_of_saying_it(line: str, name: str, value: object) -> None:
-    assert told(line)[name] == value
+    assert reported(line)[name] == value
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_in_several_ways_of_saying_it(line: str, name: str, value: object) -> No
     ],
 )
 def test_what_tells_nothing(line: str) -> None:
-    assert told(line) == {}
+    assert reported(line) == {}
 
 
 def test_a_command_over_several_lines_is_one() -> None:
@@ -88,11 +88,11 @@ def test_a_command_over_several_lines_is_one() -> None:
         "    --output-len 800",
         "",
     ]
-    found = told_in(lines)
+    found = stated_facts(lines)
     assert {(name, value) for _, name, value in found} == {
         ("load_concurrencies", "18"),
         ("load_input_len", 80000),
         ("load_output_len", 800),
     }
     assert {line for line, _, _ in found} == {1}
-    assert told("vllm bench serve --input-len 7 \\") == {"load_input_len": 7}
+    assert reported("vllm bench serve --input-len 7 \\") == {"load_input_len": 7}

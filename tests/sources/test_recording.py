@@ -69,8 +69,8 @@ def test_a_damaged_first_record_is_reported_with_its_file_and_byte(
     content[len(journal.HEADER) + journal.RECORD.size + 5] ^= 0x40
     segment.path.write_bytes(content)
     assert main(["doctor", str(tmp_path), "--format", "short"]) == 3
-    told = " ".join("".join(capsys.readouterr()).split())
-    assert f"it is damaged: {segment.path}, the record at byte {len(journal.HEADER)}" in told
+    reported = " ".join("".join(capsys.readouterr()).split())
+    assert f"it is damaged: {segment.path}, the record at byte {len(journal.HEADER)}" in reported
 
 
 def test_damage_in_the_middle_keeps_what_was_before_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import httpx
 
 from kvscope.monitor.events.journal import JournalWriter
 from kvscope.monitor.events.wire import encode
-from kvscope.monitor.incidents.lab_run import bring_about, frames
+from kvscope.monitor.incidents.lab_run import frames, inject_fault
 from kvscope.monitor.incidents.scenarios import SCENARIOS
 from tests.web.parts import ENGINE, address, service
 
@@ -54,13 +54,13 @@ def served(scenario: str, directory: Path, *arguments: str) -> Iterator[Incident
     so that nobody reads the answer there.
     """
     wanted = next(each for each in SCENARIOS if each.name == scenario)
-    _, life = bring_about(wanted, 0, directory / "told")
+    _, life = inject_fault(wanted, 0, directory / "told")
     with closing(life.engine):  # it lives on till it has been heard out
-        told = list(frames(directory / "told"))
+        reported = list(frames(directory / "told"))
         requests = wanted.requests(life).most if wanted.requests is not None else frozenset()
         blocks = wanted.blocks(life).most if wanted.blocks is not None else frozenset()
-    with closing(JournalWriter(directory / "recording", told[0].epoch)) as kept:
-        for batch in told:
+    with closing(JournalWriter(directory / "recording", reported[0].epoch)) as kept:
+        for batch in reported:
             kept.append(encode(batch), batch.sequence)
     with service("--recording", str(directory / "recording"), *arguments) as url:
         incident = Incident(url, wanted.code, requests, blocks)

@@ -50,7 +50,7 @@ class PageFold(SecondFold):
         self.points: list[tuple[int, Counter[str], Counter[str], int]] = []
         """At the same times, blocks by state, waiting requests by reason, and how many ran."""
         self.in_use: dict[int, Stay] = {}
-        self.stays: list[Stay] = []
+        self.residency: list[Stay] = []
         self.evictions: list[list[int]] = []
         """Blocks of each, and how many of these were cached again."""
         self.forecast: tuple[str, str] | None = None
@@ -83,7 +83,7 @@ class PageFold(SecondFold):
                 self.in_use[block] = Stay(block, self.wall_ns, self.now_ns, 0)
             references[block] += change
             if references[block] == 0 and block in self.in_use:
-                self.stays.append(self.in_use.pop(block)._replace(until_ns=self.now_ns))
+                self.residency.append(self.in_use.pop(block)._replace(until_ns=self.now_ns))
 
     def _add_eviction(self, event: Run, hashes: dict[int, int]) -> None:
         lost: list[int] = []
@@ -205,7 +205,7 @@ class PageFold(SecondFold):
     def retained(self, seconds: int) -> dict[str, Any]:
         """What came of the blocks that were taken in the last seconds."""
         since_ns = self.wall_ns - seconds * 10**9
-        freed = [stay for stay in self.stays if stay.wall_ns >= since_ns]
+        freed = [stay for stay in self.residency if stay.wall_ns >= since_ns]
         held = [stay for stay in self.in_use.values() if stay.wall_ns >= since_ns]
         groups: Counter[tuple[str, str]] = Counter()
         for stay in held:

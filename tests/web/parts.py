@@ -95,14 +95,14 @@ def service(*arguments: str) -> Iterator[str]:
         text=True,
     )
     assert process.stderr is not None
-    said = []
+    stated = []
     try:
         for line in process.stderr:
-            said.append(line)
+            stated.append(line)
             if found := re.search(r"serves (http://\S+),", line):
                 break
         else:
-            raise AssertionError(f"monitor serve did not start: {''.join(said)}")
+            raise AssertionError(f"monitor serve did not start: {''.join(stated)}")
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
         try:

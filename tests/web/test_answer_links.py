@@ -92,11 +92,11 @@ def test_the_links_of_a_view_are_answered(path: str, times: str) -> None:
 def test_a_csv_has_the_rows_of_the_answer_and_no_formula() -> None:
     watch, client = worked()
     response = client.get("/api/requests", params={"engine": ENGINE, "format": "csv"})
-    told = list(csv.DictReader(io.StringIO(response.text)))
+    reported = list(csv.DictReader(io.StringIO(response.text)))
     asked = watch.requests(ENGINE)
-    assert [row["number"] for row in told] == [str(one.number) for one in asked]
-    assert {row["id"] for row in told} == {one.id for one in asked} - {"=cmd()"} | {"'=cmd()"}
-    assert [row["for_s"] for row in told] == [str(one.for_s) for one in asked]
+    assert [row["number"] for row in reported] == [str(one.number) for one in asked]
+    assert {row["id"] for row in reported} == {one.id for one in asked} - {"=cmd()"} | {"'=cmd()"}
+    assert [row["for_s"] for row in reported] == [str(one.for_s) for one in asked]
     assert client.get("/api/requests", params={"engine": ENGINE, "format": "xml"}).status_code == 400
     assert csv_of([]) == "\r\n"
 

@@ -65,8 +65,8 @@ def test_from_the_overview_to_the_culprit(page: Page, incident: Incident) -> Non
     expect(found.locator(".advice")).to_contain_text("Do now")
     expect(page.locator("#meanwhile .scatterlayer .trace").first).to_be_attached()
     reader.follow(found.locator(".culprits a.id"))
-    story = page.get_by_role("complementary", name="Event history")
-    expect(story).to_contain_text(SEEN[incident.code])
+    history = page.get_by_role("complementary", name="Event history")
+    expect(history).to_contain_text(SEEN[incident.code])
     expect(page).to_have_url(re.compile("/(request|block)[?]"))
     where = urlsplit(page.url)
     (culprit,) = parse_qs(where.query)["id"]
@@ -104,14 +104,14 @@ def test_the_same_without_a_mouse(page: Page, incident: Incident) -> None:
 
 def go(page: Page, there: str) -> None:
     """Follow a link to there, as the page itself does once it is there, and wait until that is shown."""
-    page.wait_for_selector("#page[data-told]", state="attached")
+    page.wait_for_selector("#page[data-received]", state="attached")
     page.evaluate(
         "href => document.body.append(Object.assign(document.createElement('a'), { href, id: 'way' }))", there
     )
     page.evaluate("() => { const way = document.getElementById('way'); way.click(); way.remove(); }")
     for _ in range(2):  # what is told next may be of where one was
-        told = page.locator("#page").get_attribute("data-told")
-        expect(page.locator("#page")).not_to_have_attribute("data-told", told or "")
+        reported = page.locator("#page").get_attribute("data-received")
+        expect(page.locator("#page")).not_to_have_attribute("data-received", reported or "")
     expect(page.locator("#view h1, #view h2").first).to_be_visible()
 
 
@@ -181,9 +181,9 @@ def test_who_has_no_token_hears_nothing_of_engines(browser: Browser, tmp_path: P
                 answer = httpx.get(f"{incident.url}/{path}", params={"token": given}, trust_env=False, timeout=60)
                 assert answer.status_code == 401, path
                 assert ENGINE not in answer.text
-            status, said = handshake(incident.url, f"/_dash-ws-callback?token={given}")
+            status, stated = handshake(incident.url, f"/_dash-ws-callback?token={given}")
             assert status == 403
-            assert ENGINE.encode() not in said
+            assert ENGINE.encode() not in stated
             page = browser.new_page()
             page.goto(f"{incident.url}/?token={given}")
             expect(page.locator("body")).to_have_text(re.compile("^A token is needed"))

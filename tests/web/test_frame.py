@@ -45,8 +45,8 @@ def test_a_window_is_chosen_by_dragging_and_told_in_words(page: Page, leaking: L
     expect(page).to_have_url(re.compile("from=.*&to="))
     place = place_of(page.url)
     expect(page.locator("#time")).to_contain_text("as it was")
-    told = ask(url, "explain", since=place.since, until=place.until)
-    expect(page.locator("#told")).to_contain_text(told["sentences"][0])
+    reported = ask(url, "explain", since=place.since, until=place.until)
+    expect(page.locator("#explanation")).to_contain_text(reported["sentences"][0])
     page.keyboard.press("l")
     expect(page).to_have_url(url + address("engine"))
     expect(page.locator("#time .live")).to_be_visible()
@@ -204,7 +204,7 @@ def test_the_first_tab_stop_leads_past_the_bar(page: Page, leaking: Leaking) -> 
 
 def test_old_links_lead_to_the_same_thing(page: Page, leaking: Leaking) -> None:
     engine, url = leaking
-    held = next(iter(engine.lab.faults.on.values())).struck[0]
+    held = next(iter(engine.lab.faults.on.values())).affected[0]
     page.goto(f"{url}/request?engine={ENGINE}&id={held}")
     expect(page.locator("#page")).to_contain_text("kept for a transfer")
     page.goto(f"{url}/?engine={ENGINE}&from=1763733600000&to=1763737200000")  # as Grafana's links have it

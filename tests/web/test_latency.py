@@ -74,8 +74,8 @@ def test_the_chart_has_the_percentiles_of_the_minute_before_each_point() -> None
 
 
 def test_activity_and_summary_have_them() -> None:
-    told = " ".join(slowing().explain(VLLM).sentences)
-    assert re.search(r"Time to first token: p50 .+, p95 .+ \(595 requests\)\. Queue time: p50", told)
+    reported = " ".join(slowing().explain(VLLM).sentences)
+    assert re.search(r"Time to first token: p50 .+, p95 .+ \(595 requests\)\. Queue time: p50", reported)
     assert "Queue time" not in " ".join(_without().explain(VLLM).sentences)
     text = shown(slowing(), "/engine")
     assert "First token, p95" in text

@@ -135,10 +135,10 @@ def test_the_chart_has_usage_queue_and_tokens_and_marks_the_restart() -> None:
 
 def test_what_happened_is_told_from_samples() -> None:
     watch = plain_vllm()
-    told = " ".join(watch.explain(VLLM).sentences)
-    assert "59.5 % of the pool at most" in told
-    assert "11 requests waited (9 for capacity, 2 deferred)" in told
-    assert "restarted 1 time" in told
+    reported = " ".join(watch.explain(VLLM).sentences)
+    assert "59.5 % of the pool at most" in reported
+    assert "11 requests waited (9 for capacity, 2 deferred)" in reported
+    assert "restarted 1 time" in reported
 
 
 def test_a_time_without_scrapes_is_a_gap_and_a_slow_scrape_is_none() -> None:

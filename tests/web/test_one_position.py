@@ -282,9 +282,9 @@ def figures_at(fold: PageFold, view: str, names: dict[int, str]) -> dict[str, An
     if view == "requests":
         return {"blocks": {names[request]: len(fold.tables.get(request, ())) for request in alive}}
     if view == "held":
-        told = fold.retained(WINDOW_S)
-        named = {(names.get(int(owner[1:]), owner), why): count for (owner, why), count in told["held"].items()}
-        return told | {"held": named}
+        reported = fold.retained(WINDOW_S)
+        named = {(names.get(int(owner[1:]), owner), why): count for (owner, why), count in reported["held"].items()}
+        return reported | {"held": named}
     if view == "prefixes":
         return fold.prefixes()
     if view == "memory":
@@ -316,8 +316,8 @@ def test_every_figure_of_a_page_is_of_the_position_that_it_states() -> None:
             view = VIEWS[moment % len(VIEWS)]
             page = await pages.page(PagePlace(view, ENGINE))
             if view == "blocks":
-                assert last_event(page)[:2] <= place_in(page.told["position"])
-            seen.append((page.told["position"], view, figures_of(page, view)))
+                assert last_event(page)[:2] <= place_in(page.notices["position"])
+            seen.append((page.notices["position"], view, figures_of(page, view)))
 
     asyncio.run(look())
     fold = PageFold()

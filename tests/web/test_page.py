@@ -26,8 +26,8 @@ VIEWS = {
 
 def next_tick(page: Page) -> None:
     """Wait until the page has been told something new."""
-    told = page.locator("#page").get_attribute("data-told")
-    expect(page.locator("#page")).not_to_have_attribute("data-told", told or "")
+    reported = page.locator("#page").get_attribute("data-received")
+    expect(page.locator("#page")).not_to_have_attribute("data-received", reported or "")
 
 
 def finding(page: Page, code: str):  # type: ignore[no-untyped-def]
@@ -48,7 +48,7 @@ def test_the_page_during_the_leak(
     page.goto(url)
     card = finding(page, LEAK)
     expect(card).to_contain_text("Finished requests keep their blocks")
-    held = engine.lab.faults.on[LEAK].struck[0]
+    held = engine.lab.faults.on[LEAK].affected[0]
     expect(card.locator(".culprits").get_by_role("link", name=held, exact=True)).to_be_visible()
     for words in ("confirmed", "Do now", "Change", "Won’t help"):
         expect(card).to_contain_text(words)
@@ -71,23 +71,23 @@ def test_the_page_during_the_leak(
 def test_a_culprit_leads_to_its_story_and_back(page: Page, leaking: tuple[Engine, str]) -> None:
     engine, url = leaking
     page.goto(url)
-    held = engine.lab.faults.on[LEAK].struck[0]
+    held = engine.lab.faults.on[LEAK].affected[0]
     finding(page, LEAK).locator(".culprits").get_by_role("link", name=held, exact=True).click()
-    story = page.get_by_role("complementary", name="Event history")
-    expect(story.get_by_role("heading", name=f"Request {held}")).to_be_visible()
-    expect(story).to_contain_text("kept for a transfer")
+    history = page.get_by_role("complementary", name="Event history")
+    expect(history.get_by_role("heading", name=f"Request {held}")).to_be_visible()
+    expect(history).to_contain_text("kept for a transfer")
     assert page.url == url + address("request", id=held)
     page.keyboard.press("Escape")
-    expect(story).to_be_hidden()
+    expect(history).to_be_hidden()
     page.go_back()
-    expect(story).to_contain_text(held)
-    story.get_by_role("link", name="Show them on the block map").click()
+    expect(history).to_contain_text(held)
+    history.get_by_role("link", name="Show them on the block map").click()
     expect(page.locator("#spotlight")).to_be_visible()
 
 
 def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engine, str]) -> None:
     engine, url = leaking
-    held = engine.lab.faults.on[LEAK].struck[0]
+    held = engine.lab.faults.on[LEAK].affected[0]
     detail = httpx.get(f"{url}/api/request", params={"engine": ENGINE, "id": held}, trust_env=False).json()
     block = detail["blocks"][0]
     page.goto(url + address("blocks"))
@@ -127,7 +127,7 @@ def test_updates_leave_focus_and_what_was_unfolded_alone(page: Page, leaking: tu
     page.goto(url)
     evidence = finding(page, LEAK).locator(".evidence")
     evidence.locator("summary").click()
-    held = engine.lab.faults.on[LEAK].struck[0]
+    held = engine.lab.faults.on[LEAK].affected[0]
     link = finding(page, LEAK).locator(".culprits").get_by_role("link", name=held, exact=True)
     link.focus()
     next_tick(page)
@@ -147,7 +147,7 @@ def test_what_is_not_known_is_said(page: Page, leaking: tuple[Engine, str]) -> N
     page.goto(url + "/engine?engine=another")
     expect(page.locator("#alarms")).to_contain_text("No engine 'another' is known here")
     page.goto(url + address("engine", since="teatime"))
-    expect(page.locator("#alarms")).to_contain_text("'teatime' is no time")
+    expect(page.locator("#alarms")).to_contain_text("'teatime' is not a time")
     page.goto(url + address("nowhere"))
     expect(page.locator("#view")).to_contain_text("There is no page /nowhere")
 

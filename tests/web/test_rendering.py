@@ -62,16 +62,16 @@ def test_a_link_about_several_engines_leads_to_the_overview(several: str) -> Non
     watch = CountingWatch()
     watch.feed(Lab(engine="lab@127.0.0.1:0/1").frames)
     page = look(Pages(watch), place_of(PagePlace("engine", several, since="now-30m", id="7").but()))
-    assert page.told["title"].endswith("Overview")
+    assert page.notices["title"].endswith("Overview")
     assert "No engine" not in page.sections["alarms"]
-    assert "main engines" in page.told["main"]
+    assert "main engines" in page.notices["main"]
     assert "now-30m" in page.sections["bar"]
 
 
 def test_a_link_about_all_engines_leads_to_the_only_one() -> None:
     page = look(Pages(CountingWatch()), PagePlace("requests", ".*"))
-    assert "Requests" in page.told["title"]
-    assert page.told["engine"] == ENGINE
+    assert "Requests" in page.notices["title"]
+    assert page.notices["engine"] == ENGINE
 
 
 def test_an_unknown_engine_is_named_even_in_braces_that_are_no_list() -> None:
@@ -151,7 +151,7 @@ def test_every_view_can_be_made_now_and_of_a_moment(path: str) -> None:
     pages = Pages(watch)
     for at in ("", rfc3339(watch.now_ns - 20_000_000)):
         page = look(pages, PagePlace(path, ENGINE, at=at, id="r-3" if path == "request" else "3"))
-        assert page.told["main"], "it shows nothing"
+        assert page.notices["main"], "it shows nothing"
         assert "main sentence" not in page.sections, page.sections
         for section in page.sections.values():
             json.loads(section)
@@ -184,7 +184,7 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
         for second in range(20)
     )
     page = look(Pages(watch), PagePlace(path, "vllm", id="1"))
-    assert page.told["main"]
+    assert page.notices["main"]
     assert "could not be made" not in str(page.sections)
     assert "seen through /metrics only" in page.sections["bar"]
     if path == "":

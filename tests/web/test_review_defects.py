@@ -47,7 +47,7 @@ def test_a_window_with_a_restart_begins_with_it_and_leaves_out_what_is_normal() 
         watch.feed(lab.frames)
         clock.sleep(60)
     first, *others = watch.explain(ENGINE).sentences
-    assert first.startswith("The engine was restarted: nothing was heard of it for")
+    assert first.startswith("The engine was restarted: no event was received for")
     assert not any("did not fall" in sentence for sentence in others)
     once = Pipeline()
     once.feed(lab.frames)

@@ -59,8 +59,8 @@ def as_it_was(lab: Lab, at_ms: int) -> dict[str, int]:
 
 def shown(page: Page) -> dict[str, int]:
     items = page.locator(".map-and-events .legend li:not(.total)")
-    told = (text.split("\n") for text in items.all_inner_texts())
-    return {label: int(count.replace(",", "")) for label, count, *_ in told}
+    reported = (text.split("\n") for text in items.all_inner_texts())
+    return {label: int(count.replace(",", "")) for label, count, *_ in reported}
 
 
 def test_moving_it_shows_the_pool_as_it_was(browser: Browser, url: str, lab: Lab) -> None:

@@ -57,8 +57,8 @@ class SlowWatch(Pipeline):
 
 
 POINT_AT_A_BLOCK = {
-    "output": "pointed-told.data",
-    "outputs": {"id": "pointed-told", "property": "data"},
+    "output": "pointed-block-data.data",
+    "outputs": {"id": "pointed-block-data", "property": "data"},
     "inputs": [
         {"id": "pointed", "property": "data", "value": {"block": 5, "pointing": "/blocks?engine=an-engine"}},
     ],
@@ -112,7 +112,7 @@ def test_a_view_is_made_once_for_all_viewers() -> None:
 
     pages = asyncio.run(many_look())
     assert watch.times_asked == 1
-    assert {page.told["title"] for page in pages} == {"waiting for an engine"}
+    assert {page.notices["title"] for page in pages} == {"waiting for an engine"}
 
 
 @pytest.fixture(scope="module")

@@ -86,14 +86,14 @@ def test_what_a_leak_keeps_is_named_and_what_came_back_is_not() -> None:
             lab.step(0.5)
             lab.heartbeat()
     watch = looked_at(lab)
-    told = watch.retained_blocks(ENGINE)
+    reported = watch.retained_blocks(ENGINE)
     view = retained_blocks_view.view(watch, at(watch, "/held"))
-    assert told.held_blocks
-    assert text(view, "head").startswith(counted(told.held_blocks, "block"))
+    assert reported.held_blocks
+    assert text(view, "head").startswith(counted(reported.held_blocks, "block"))
     named = [(row[0], row[2], row[5]) for row in rows(view, "held")[1:]]
-    assert named == [(one.owner or "no known owner", one.reason, f"{one.blocks:,}") for one in told.held]
-    assert told.floors[-1].blocks == told.held_blocks
-    assert f"It rose from {told.floors[0].blocks:,} to {told.floors[-1].blocks:,}" in text(view, "floors")
+    assert named == [(one.owner or "no known owner", one.reason, f"{one.blocks:,}") for one in reported.held]
+    assert reported.floors[-1].blocks == reported.held_blocks
+    assert f"It rose from {reported.floors[0].blocks:,} to {reported.floors[-1].blocks:,}" in text(view, "floors")
 
 
 def test_nothing_is_named_where_all_came_back() -> None:
@@ -145,12 +145,12 @@ def test_the_calculator_answers_by_the_address_and_says_what_it_cannot_read() ->
     lab.run_until_idle()
     watch = looked_at(lab)
     for asked in ((20, 10, 2), (200, 50, 3)):
-        told = watch.calculator(ENGINE, *asked)
+        reported = watch.calculator(ENGINE, *asked)
         address = "/memory?prompt_tokens={}&max_tokens={}&concurrency={}".format(*asked)
         answer = text(memory_view.view(watch, at(watch, address)), "calculator")
-        assert f"At most {told.max_concurrency:,} fit at once" in answer
-        assert ("do not fit" in answer) == (not told.fits)
-        assert f"{told.blocks_needed:,}" in answer
+        assert f"At most {reported.max_concurrency:,} fit at once" in answer
+        assert ("do not fit" in answer) == (not reported.fits)
+        assert f"{reported.blocks_needed:,}" in answer
     wrong = text(memory_view.view(watch, at(watch, "/memory?prompt_tokens=many")), "calculator")
     assert "Each is a whole number, 1 or more." in wrong
 
@@ -226,19 +226,19 @@ def waiting() -> Pipeline:
 
 def test_requests_are_narrowed_and_sorted_by_the_address() -> None:
     watch = waiting()
-    told = {one.id: one for one in watch.requests(ENGINE)}
+    reported = {one.id: one for one in watch.requests(ENGINE)}
 
     def shown(asked: str) -> list[str]:
         return [row[0] for row in rows(requests_view.view(watch, at(watch, f"/requests?{asked}")), "requests")[1:]]
 
-    assert set(shown("")) == set(told)
-    assert shown("q=DONE&sort=id") == sorted(name for name in told if "done" in name)
-    assert set(shown("state=WAITING")) == {name for name, one in told.items() if one.state == "WAITING"} != set()
-    assert shown("reason=BEHIND_HEAD") == [name for name, one in told.items() if one.reason == "BEHIND_HEAD"] != []
-    assert set(shown("holding=1")) == {name for name, one in told.items() if one.blocks} != set()
-    by_blocks = [told[name].blocks for name in shown("sort=-blocks")]
+    assert set(shown("")) == set(reported)
+    assert shown("q=DONE&sort=id") == sorted(name for name in reported if "done" in name)
+    assert set(shown("state=WAITING")) == {name for name, one in reported.items() if one.state == "WAITING"} != set()
+    assert shown("reason=BEHIND_HEAD") == [name for name, one in reported.items() if one.reason == "BEHIND_HEAD"] != []
+    assert set(shown("holding=1")) == {name for name, one in reported.items() if one.blocks} != set()
+    by_blocks = [reported[name].blocks for name in shown("sort=-blocks")]
     assert by_blocks == sorted(by_blocks, reverse=True)
-    by_wait = [sum(told[name].waited_s.values()) for name in shown("sort=waited")]
+    by_wait = [sum(reported[name].waited_s.values()) for name in shown("sort=waited")]
     assert by_wait == sorted(by_wait)
     assert shown("q=nobody") == []
 
@@ -257,14 +257,14 @@ def test_many_requests_are_turned_over_by_pages(monkeypatch: pytest.MonkeyPatch)
 def test_who_waits_is_led_to_the_root() -> None:
     watch = waiting()
     view = request_view.view(watch, at(watch, "/request?id=last"))
-    told = watch.request(ENGINE, "last")
+    reported = watch.request(ENGINE, "last")
     tree = text(view, "waits")
     places = [tree.index(f"request {name}") for name in ("last", "next", "large")]
     assert places == sorted(places)
-    assert [row[0] for row in rows(view, "life")[1:]] == [in_words(phase.state) for phase in told.phases]
-    assert [row[1] for row in rows(view, "conditions")] == ["yes" if one.holds else "no" for one in told.conditions]
-    assert told.waits is not None
-    assert (told.waits.request, told.waits.waits_for[0].request) == ("last", "next")
+    assert [row[0] for row in rows(view, "life")[1:]] == [in_words(phase.state) for phase in reported.phases]
+    assert [row[1] for row in rows(view, "conditions")] == ["yes" if one.holds else "no" for one in reported.conditions]
+    assert reported.waits is not None
+    assert (reported.waits.request, reported.waits.waits_for[0].request) == ("last", "next")
 
 
 def test_what_was_computed_again_is_hatched() -> None:
@@ -316,8 +316,8 @@ def test_the_pool_inside_the_memory_is_as_it_was_then() -> None:
     assert then.balance is not None
     assert now.balance is not None
     assert then.balance.free != now.balance.free
-    told = text(memory_view.view(watch, at(watch, f"/memory?at={first}")), "pool")
-    assert f"free {then.balance.free:,} " in told
+    reported = text(memory_view.view(watch, at(watch, f"/memory?at={first}")), "pool")
+    assert f"free {then.balance.free:,} " in reported
 
 
 def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None:
@@ -351,9 +351,13 @@ def test_findings_for_information_share_a_row_and_others_do_not() -> None:
             judged = Judgement(code=code, engine=ENGINE, verdict="confirmed", explanation="it is so")
             watch.lifecycle.update(ENGINE, watch.fleet.engines[ENGINE].now_ns + at_s * 10**9, [judged])
             watch.lifecycle.update(ENGINE, watch.fleet.engines[ENGINE].now_ns + (at_s + 400) * 10**9, [])
-    titles = [row[0] for row in rows(findings_view.view(watch, at(watch, "/findings")), "lives")[1:]]
+    titles = [row[0] for row in rows(findings_view.view(watch, at(watch, "/findings")), "finding-timeline")[1:]]
     assert {titles.count(title) for title in titles} == {1, 3}
-    (alike,) = [row for row in rows(findings_view.view(watch, at(watch, "/findings")), "lives") if "3 times" in row[2]]
+    (alike,) = [
+        row
+        for row in rows(findings_view.view(watch, at(watch, "/findings")), "finding-timeline")
+        if "3 times" in row[2]
+    ]
     assert titles.count(alike[0]) == 1
 
 

@@ -48,7 +48,7 @@ def app() -> FastAPI:
 
 def fetch(app: ASGIApp, address: str, headers: dict[str, str], method: str = "GET") -> Answer:
     """Ask the app as a server does."""
-    told: list[Message] = []
+    reported: list[Message] = []
     parts = urlsplit(address)
     scope = {
         "type": "http",
@@ -73,14 +73,14 @@ def fetch(app: ASGIApp, address: str, headers: dict[str, str], method: str = "GE
         return waiting.pop()
 
     async def send(message: Message) -> None:
-        told.append(message)
+        reported.append(message)
 
     async def ask() -> None:
         await app(scope, receive, send)
 
     asyncio.run(ask())
-    sent = {name.decode(): value.decode() for name, value in told[0]["headers"]}
-    return Answer(told[0]["status"], sent, b"".join(message.get("body", b"") for message in told[1:]))
+    sent = {name.decode(): value.decode() for name, value in reported[0]["headers"]}
+    return Answer(reported[0]["status"], sent, b"".join(message.get("body", b"") for message in reported[1:]))
 
 
 def addresses(app: FastAPI) -> list[str]:

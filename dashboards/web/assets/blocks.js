@@ -53,14 +53,14 @@
     if (event.target.id === "scrub") held = false;
   });
 
-  let told = "";
+  let scrubbedTo = "";
   let shown = "";
 
   // The slider goes where the service says, unless somebody holds it; and the event that is looked at is in sight.
   function settle() {
     const scrub = document.getElementById("scrub");
     const at = scrub ? scrub.parentElement.dataset.at : "";
-    if (scrub && !held && at !== told) scrub.value = told = at;
+    if (scrub && !held && at !== scrubbedTo) scrub.value = scrubbedTo = at;
     if (scrub) describe(scrub);
     const now = document.querySelector('.events [aria-current="step"]');
     const next = now ? now.href : "";

@@ -1,4 +1,4 @@
-// What the page does by itself: it shows what the service tells, notices that the service has gone quiet, follows links,
+// What the page does by itself: it shows what the service sends, notices that the service has gone quiet, follows links,
 // forms and keys without a reload and the pointer over the block map, and says which event streams the service listens to.
 (function () {
   "use strict";
@@ -15,7 +15,7 @@
 
   // ------------------------------------------------------------------ what the service tells
 
-  let toldAt = Date.now();
+  let receivedAt = Date.now();
   let engine = "";
   let view = "";
   let trees = {};
@@ -46,7 +46,7 @@
     return React.createElement(node.type.toLowerCase(), props, ...[].concat(inside));
   }
 
-  // A section is rendered again only if what is told of it has changed, or how it is written.
+  // A section is rendered again only if its data or its format has changed.
   const Section = React.memo(({ tree }) => React.createElement(React.Fragment, null, ...[].concat(element(tree))));
 
   function render(id, children) {
@@ -64,10 +64,10 @@
     render("view", main.map((name) => section(name)));
   }
 
-  function told(data) {
+  function received(data) {
     if (!data) return;
-    toldAt = Date.now();
-    byId("page").dataset.told = data.at;
+    receivedAt = Date.now();
+    byId("page").dataset.received = data.at;
     byId("empty").hidden = !data.empty;
     byId("stale").hidden = true;
     document.title = `${data.title} · kvscope`;
@@ -101,7 +101,7 @@
     render("pointed-block", element(tree));
   }
 
-  const SHOWS = { told, pointed };
+  const SHOWS = { received, pointed };
 
   function PushedData({ data, shows }) {
     React.useEffect(() => {
@@ -115,7 +115,7 @@
   // Before the page is there, none is.
   const isOwn = (path) => (byId("page")?.dataset.paths ?? "").split(" ").includes(path);
 
-  // The page's own links change the address and nothing else; the service is told, and answers with what to show.
+  // The page's own links change the address and nothing else; the service receives it and sends what to show.
   function go(pathname, search) {
     for (const menu of document.querySelectorAll("details.menu[open]")) menu.open = false;
     setProps("url", { pathname, search });
@@ -207,7 +207,7 @@
   // ------------------------------------------------------------------ is the service there?
 
   async function checkService() {
-    const quietMs = Date.now() - toldAt;
+    const quietMs = Date.now() - receivedAt;
     const stale = byId("stale");
     if (!stale) return;
     if (quietMs < STALE_MS) {
@@ -215,8 +215,8 @@
       return;
     }
     const answer = await fetch("/healthz", { signal: AbortSignal.timeout(ANSWER_MS) }).catch(() => null);
-    if (Date.now() - toldAt < STALE_MS) return; // it came meanwhile
-    const since = new Date(toldAt).toISOString().slice(11, 19);
+    if (Date.now() - receivedAt < STALE_MS) return; // it came meanwhile
+    const since = new Date(receivedAt).toISOString().slice(11, 19);
     stale.hidden = false;
     stale.textContent = answer && answer.ok
       ? "The kvscope service is at work on this view, which takes long."
@@ -305,13 +305,13 @@
     }
   }
 
-  // Also with each page that is told: what is pointed at is as it is then.
+  // Also sent with each page that arrives, so that the pointed block matches it.
   function sendPoint() {
     sentBlock = block;
-    setProps("pointed", { data: { block, pointing, at: toldAt } });
+    setProps("pointed", { data: { block, pointing, at: receivedAt } });
   }
 
-  function openStory(of) {
+  function openHistory(of) {
     const asked = new URLSearchParams(location.search);
     asked.set("engine", engine);
     asked.set("id", String(of));
@@ -333,7 +333,7 @@
     const at = blockAt(frame, event);
     if (at !== null) {
       point(at);
-      openStory(at);
+      openHistory(at);
     }
   });
 
@@ -361,7 +361,7 @@
       const next = block === null ? 0 : block + steps[event.key];
       if (next >= 0 && next < total) point(next);
     } else if (event.key === "Enter" && block !== null) {
-      openStory(block);
+      openHistory(block);
     }
   });
 

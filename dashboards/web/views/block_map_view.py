@@ -2,7 +2,7 @@
 
 /blocks?colour=owner&at=MOMENT        coloured by state, owner, age, references or prefix
 /blocks?id=REQUEST                    with that request's blocks marked
-/block?id=BLOCK                       with the story of that block beside it
+/block?id=BLOCK                       with the event history of that block beside it
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def view(query: Query, here: Here) -> PageView:
     return PageView(
         {
             "head": html.Header([html.H1("Blocks"), _colourings(place, by)], className="of-blocks"),
-            "scrub": html.Section(_scrub(_since_heard(query, here), blocks.at, events, chosen), className="card scrub"),
+            "scrub": html.Section(
+                _scrub(_since_received(query, here), blocks.at, events, chosen), className="card scrub"
+            ),
             "map": html.Div(
                 [
                     html.Section(
@@ -74,7 +76,7 @@ def _colouring(by: str) -> Colouring:
 
 
 def _chosen_colours(query: Query, place: PagePlace, moment: str) -> tuple[list[int], list[Any]]:
-    """Blocks to be marked, and the story beside the map."""
+    """Blocks to be marked, and the event history beside the map."""
     if not place.id:
         return [], []
     try:
@@ -171,7 +173,7 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     return [*before, *events], len(before) - 1
 
 
-def _since_heard(query: Query, here: Here) -> Here:
+def _since_received(query: Query, here: Here) -> Here:
     """Return the place without the time before the first event, with which a young engine's slider would begin."""
     first = query.history(here.name).first
     since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)

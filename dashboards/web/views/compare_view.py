@@ -43,13 +43,13 @@ def view(query: Query, here: Here) -> PageView:
     other windows.
     """
     try:
-        told = _compared(query, here)
+        compared = _compared(query, here)
     except (NotKnown, BadQuestion) as error:
         why = html.P(sentence(str(error)), role="alert")
         return PageView(
             {"head": html.Header([html.H1("Nothing to compare"), why, _form(query, here, None)], className="card")}
         )
-    both = (told.before, told.after)
+    both = (compared.before, compared.after)
     points = [
         query.points(side.engine, limit=MAX_COMPARE_POINTS, since=side.since or "", until=side.until or "")
         for side in both
@@ -57,11 +57,13 @@ def view(query: Query, here: Here) -> PageView:
     return PageView(
         {
             "head": html.Header(
-                [*_comparison_headline(told), _window_sides(here.place, told), _form(query, here, told)],
+                [*_comparison_headline(compared), _window_sides(here.place, compared), _form(query, here, compared)],
                 className="card",
             ),
-            "findings": html.Section(_compared_findings(here.place, told), id="compared-findings", className="card"),
-            "figures": html.Section(_metrics_table(told), id="figures", className="card wide"),
+            "findings": html.Section(
+                _compared_findings(here.place, compared), id="compared-findings", className="card"
+            ),
+            "figures": html.Section(_metrics_table(compared), id="figures", className="card wide"),
             "pools": html.Section(_pools(here, both, points), id="pools", className="card", **aria(label="Timeline")),
         }
     )
@@ -79,49 +81,54 @@ def _compared(query: Query, here: Here) -> Diff:
     return query.compare(here.name, since, until, other, *against)
 
 
-def _comparison_headline(told: Diff) -> list[Any]:
-    came = sum(row.status == "added" and row.severity != "info" for row in told.findings)
-    went = sum(row.status == "removed" and row.severity != "info" for row in told.findings)
-    better, worse, same = (sum(row.change == word for row in told.metrics) for word in ("better", "worse", "same"))
+def _comparison_headline(compared: Diff) -> list[Any]:
+    came = sum(row.status == "added" and row.severity != "info" for row in compared.findings)
+    went = sum(row.status == "removed" and row.severity != "info" for row in compared.findings)
+    better, worse, same = (sum(row.change == word for row in compared.metrics) for word in ("better", "worse", "same"))
     words = f"{counted(came, 'new finding')}" if came else "No new finding"
     if went:
         words += f", {went:,} gone"
     figures = f"{counted(worse, 'figure')} worse, {better:,} better, {same:,} the same"
-    if told.after.computed_nothing and not told.before.computed_nothing:
+    if compared.after.computed_nothing and not compared.before.computed_nothing:
         figures = "no token was computed in the second window"
-    return [html.H1(f"{words}; {figures}", className="bad" if told.is_worse else "well" if not worse else "")]
+    return [html.H1(f"{words}; {figures}", className="bad" if compared.is_worse else "well" if not worse else "")]
 
 
 # -------------------------------------------------------------------- what is compared
 
 
-def _window_sides(place: PagePlace, told: Diff) -> html.Dl:
+def _window_sides(place: PagePlace, compared: Diff) -> html.Dl:
     parts: list[Any] = []
-    for name, side in (("Before", told.before), ("After", told.after)):
+    for name, side in (("Before", compared.before), ("After", compared.after)):
         there = place.to("engine", engine=side.engine, since=side.since or "", until=side.until or "", at="")
         parts += [
             html.Dt(name),
             html.Dd(
-                [html.A(side.engine, href=there), html.Span(f"{_window_when(side, told)}, {duration(side.seconds)}")]
+                [
+                    html.A(side.engine, href=there),
+                    html.Span(f"{_window_when(side, compared)}, {duration(side.seconds)}"),
+                ]
             ),
         ]
     return html.Dl(parts, className="sides")
 
 
-def _window_when(side: WindowStats, told: Diff) -> str:
+def _window_when(side: WindowStats, compared: Diff) -> str:
     """Return from when to when, with the days where they are not the same."""
-    days = {(at or "")[:10] for one in (told.before, told.after) for at in (one.since, one.until)}
+    days = {(at or "")[:10] for one in (compared.before, compared.after) for at in (one.since, one.until)}
     since, until = (
         clock_text(at) if len(days) == 1 or not at else f"{at[:10]} {clock_text(at)}" for at in (side.since, side.until)
     )
     return f"{since} – {until} UTC"
 
 
-def _form(query: Query, here: Here, told: Diff | None) -> html.Form:
+def _form(query: Query, here: Here, compared: Diff | None) -> html.Form:
     """Empty fields are left out of the address."""
     place, window = here.place, here.window
     names = sorted(one.engine for one in here.engines)
-    since, until = (told.after.since, told.after.until) if told is not None else (window.since, window.until)
+    since, until = (
+        (compared.after.since, compared.after.until) if compared is not None else (window.since, window.until)
+    )
     with_since, with_until = (_local(place.get(name), window.until_ns) for name in AGAINST[1:])
     this: list[Any] = [field("hidden", "engine", here.name)]
     against: list[Any] = []
@@ -133,8 +140,8 @@ def _form(query: Query, here: Here, told: Diff | None) -> html.Form:
     this += [_window_time("from", "From", (since or "")[:19]), _window_time("to", "To", (until or "")[:19])]
     against += [_window_time("with_from", "From", with_since), _window_time("with_to", "To", with_until)]
     actions: list[Any] = [html.Button("Compare", type="submit")]
-    if told is not None:
-        actions.append(html.A("Swap", href=_swapped(place, told), className="button"))
+    if compared is not None:
+        actions.append(html.A("Swap", href=_swapped(place, compared), className="button"))
     actions += _offered(query, here)
     if any(map(place.get, AGAINST)):
         before_it = place.but(**dict.fromkeys(AGAINST, ""))
@@ -180,8 +187,8 @@ def _local(text: str, now_ns: int) -> str:
         return ""
 
 
-def _swapped(place: PagePlace, told: Diff) -> str:
-    before, after = told.before, told.after
+def _swapped(place: PagePlace, compared: Diff) -> str:
+    before, after = compared.before, compared.after
     other = after.engine if after.engine != before.engine else ""
     against = dict(zip(AGAINST, (other, after.since or "", after.until or ""), strict=True))
     return place.to(
@@ -192,7 +199,7 @@ def _swapped(place: PagePlace, told: Diff) -> str:
 # -------------------------------------------------------------------- figures
 
 
-def _metrics_table(told: Diff) -> list[Any]:
+def _metrics_table(compared: Diff) -> list[Any]:
     head = html.Thead(
         html.Tr(
             [
@@ -208,7 +215,7 @@ def _metrics_table(told: Diff) -> list[Any]:
             ]
         )
     )
-    rows = [_metric_row(row) for row in told.metrics if row.before is not None or row.after is not None]
+    rows = [_metric_row(row) for row in compared.metrics if row.before is not None or row.after is not None]
     note = 'Values within 5 % count as the same. "differs": neither direction is better.'
     table = html.Table([head, html.Tbody(rows)], className="compared figures")
     return [html.H2("Metrics"), table, html.P(note, className="note hint")]
@@ -269,23 +276,23 @@ def _by(row: MetricRow) -> str:
 # -------------------------------------------------------------------- findings
 
 
-def _compared_findings(place: PagePlace, told: Diff) -> list[Any]:
+def _compared_findings(place: PagePlace, compared: Diff) -> list[Any]:
     heading = html.H2("Findings added, unchanged and removed")
-    if not told.findings:
+    if not compared.findings:
         return [heading, html.P("None in either window.", className="note")]
     columns = ("Change", "Severity", "Finding", "Code", "Verdict", "Before", "After", "Requests", "Occurrences")
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
-    rows = [_compared_finding(place, told, row) for row in told.findings]
+    rows = [_compared_finding(place, compared, row) for row in compared.findings]
     return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]
 
 
-def _compared_finding(place: PagePlace, told: Diff, row: FindingRow) -> html.Tr:
-    side = told.before if row.status == "removed" else told.after
+def _compared_finding(place: PagePlace, compared: Diff, row: FindingRow) -> html.Tr:
+    side = compared.before if row.status == "removed" else compared.after
     sign, word = STATUS_SIGNS[row.status].split()
     then = place._replace(since="", until="", at=side.until or "")
-    reports = {one.id: one for one in (*told.before.findings, *told.after.findings) if one.code == row.code}
+    reports = {one.id: one for one in (*compared.before.findings, *compared.after.findings) if one.code == row.code}
     named: list[Any] = [request_link(then, side.engine, name) for name in row.requests[:MOST_LINKS]]
-    each: list[Any] = [_link(place, told, one) for one in list(reports.values())[:MOST_LINKS]]
+    each: list[Any] = [_link(place, compared, one) for one in list(reports.values())[:MOST_LINKS]]
     return html.Tr(
         [
             html.Td(
@@ -305,10 +312,10 @@ def _compared_finding(place: PagePlace, told: Diff, row: FindingRow) -> html.Tr:
     )
 
 
-def _link(place: PagePlace, told: Diff, finding: FindingReport) -> html.A:
+def _link(place: PagePlace, compared: Diff, finding: FindingReport) -> html.A:
     words = f"since {clock_text(finding.since)}" if finding.since else "from the start"
-    if told.before.engine != told.after.engine:
-        words = f"{'before' if finding.engine == told.before.engine else 'after'}, {words}"
+    if compared.before.engine != compared.after.engine:
+        words = f"{'before' if finding.engine == compared.before.engine else 'after'}, {words}"
     there = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
     return html.A(words, href=there, title=finding.title, className="id")
 
@@ -343,7 +350,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
                 window,
                 marks=_window_marks(here.place, side, window),
                 at_ns=at_ns,
-                says=_says(words, there),
+                caption=_chart_label(words, there),
                 times=times,
                 gaps=gaps_between(there),
             )
@@ -371,7 +378,7 @@ def _window_marks(place: PagePlace, side: WindowStats, window: PageWindow) -> li
     return sorted(found)
 
 
-def _says(words: str, points: Sequence[PointView]) -> str:
+def _chart_label(words: str, points: Sequence[PointView]) -> str:
     """Return the chart in words, for screen readers."""
     last = points[-1]
     times = f"from {clock_text(points[0].at)} to {clock_text(last.at)} UTC"

@@ -27,7 +27,7 @@ LEAST_COMPARED_NS: Final = 10_000_000_000
 MOST_COMPARED_NS: Final = 600_000_000_000
 SEEN_BEFORE_END_NS: Final = 3_500_000_000
 """A finding ends a moment after it was last seen: its subject is visible this long before."""
-HEARD_AFTER_NS: Final = 1_000_000_000
+REPORTED_AFTER_NS: Final = 1_000_000_000
 """But not before its first report: an engine's events arrive a little later."""
 
 
@@ -58,7 +58,7 @@ def view(query: Query, here: Here) -> PageView:
                     *_finding_notifications(finding, query.notifications(finding.id)),
                     *silence_note(here.place.get("silenced"), query.alert_state().silences),
                 ],
-                id="told-whom",
+                id="notifications",
                 className="card",
             ),
             "grounds": html.Div(
@@ -86,8 +86,8 @@ def _finding_then(place: PagePlace, finding: FindingReport) -> PagePlace:
     if not finding.resolved_at:
         return place
     last_ns = wall_ns(finding.resolved_at, 0) - SEEN_BEFORE_END_NS
-    heard_ns = wall_ns(finding.since, 0) + HEARD_AFTER_NS if finding.since else last_ns
-    return place._replace(since="", until="", at=rfc3339(max(last_ns, heard_ns)))
+    last_received_ns = wall_ns(finding.since, 0) + REPORTED_AFTER_NS if finding.since else last_ns
+    return place._replace(since="", until="", at=rfc3339(max(last_ns, last_received_ns)))
 
 
 def _root_causes(place: PagePlace, finding: FindingReport) -> list[Any]:
@@ -95,7 +95,7 @@ def _root_causes(place: PagePlace, finding: FindingReport) -> list[Any]:
     if not finding.caused_by:
         return []
     links = [html.A(code, href=place.to("findings", code=code), className="id") for code in finding.caused_by]
-    return [html.Dl([html.Dt("brought about by"), html.Dd(links)], className="culprits")]
+    return [html.Dl([html.Dt("caused by"), html.Dd(links)], className="culprits")]
 
 
 def _links(here: Here, then: PagePlace, finding: FindingReport) -> list[Any]:
@@ -122,7 +122,7 @@ def _comparison(here: Here, finding: FindingReport) -> list[Any]:
     return [html.A("Compare with before it began", href=there)]
 
 
-# -------------------------------------------------------------------- who was told
+# -------------------------------------------------------------------- notifications
 
 
 def _finding_notifications(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
@@ -203,7 +203,9 @@ def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointVie
     except BadTime:  # the position of an event
         at_ns = None
     marked = _onset(here.place, finding, window)
-    says = f"Blocks by who holds them, and requests, from {clock_text(window.since)} to {clock_text(window.until)} UTC."
+    caption = (
+        f"Blocks by who holds them, and requests, from {clock_text(window.since)} to {clock_text(window.until)} UTC."
+    )
     chart = over_time(
         "meanwhile",
         [point.at_ns for point in points],
@@ -211,7 +213,7 @@ def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointVie
         window,
         marks=marked,
         at_ns=at_ns,
-        says=says,
+        caption=caption,
         gaps=gaps_between(points),
     )
     return [heading, chart]
@@ -266,5 +268,5 @@ def _about(then: PagePlace, event: EventView) -> html.Span:
     if not event.request:
         return html.Span(event.text)
     link = html.A(event.request, href=then.to("request", id=event.request), className="id")
-    said = event.text.replace(f"{event.request}: ", "")
-    return html.Span([link, " ", said])
+    text = event.text.replace(f"{event.request}: ", "")
+    return html.Span([link, " ", text])

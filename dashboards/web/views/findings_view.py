@@ -43,8 +43,13 @@ def view(query: Query, here: Here) -> PageView:
         "head": html.Header([html.H1(_findings_headline(here, wanted)), _findings_filter(place, every)])
     }
     if wanted:
-        lives = html.Section(_lives(here, wanted), id="lives", className="card", **aria(label="Their lives"))
-        sections["lives"] = lives
+        timeline = html.Section(
+            _finding_timeline(here, wanted),
+            id="finding-timeline",
+            className="card",
+            **aria(label="Timeline of findings"),
+        )
+        sections["finding-timeline"] = timeline
     full: list[Any] = []
     if still or not any(place.get(name) for name in FINDING_FILTERS):
         full = [html.H2("Open", className="unseen"), *cards(here, still, FULL_CARDS)]
@@ -97,7 +102,7 @@ def _findings_filter(place: PagePlace, every: Sequence[FindingReport]) -> html.F
 # -------------------------------------------------------------------- lives
 
 
-def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
+def _finding_timeline(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
     several = len({finding.engine for finding in findings}) > 1 or here.place.get("of")
     columns = ["Finding", *(["Engine"] if several else []), "From", "For", ""]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns[:-1]] + [html.Th(_axis(here.window))]))
@@ -112,7 +117,7 @@ def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
         cells: list[Any] = [html.Th(link, scope="row")]
         if several:
             cells.append(html.Td(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine))))
-        spans = [_finding_life_bar(one, here.window) for one in alike]
+        spans = [_finding_bar(one, here.window) for one in alike]
         lasted = duration(sum(ended_ns - began_ns for began_ns, ended_ns in spans) / 1e9)
         lasted = lasted if all(one.since for one in alike) else "always"
         words = [lasted, *([counted(len(alike), "time")] if len(alike) > 1 else [])]
@@ -122,7 +127,7 @@ def _lives(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
         bars = [_duration_bar(one, here.window) for one in alike]
         cells.append(html.Td(html.Span(bars, className="bars"), className="track"))
         rows.append(html.Tr(cells, key=finding.id))
-    return [html.Div(html.Table([head, html.Tbody(rows)], className="lives"), className="wide")]
+    return [html.Div(html.Table([head, html.Tbody(rows)], className="finding-timeline"), className="wide")]
 
 
 def _rows_of(findings: Sequence[FindingReport]) -> list[list[FindingReport]]:
@@ -139,7 +144,7 @@ def _axis(window: PageWindow) -> html.Span:
     return html.Span([html.Span(clock_text(window.since)), html.Span(clock_text(window.until))], className="axis")
 
 
-def _finding_life_bar(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
+def _finding_bar(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
     """Return from when until when (wall ns), as far as the window goes where that is not known, or not over."""
     began_ns = wall_ns(finding.since, 0) if finding.since else window.since_ns
     ended_ns = wall_ns(finding.resolved_at, 0) if finding.resolved_at else window.until_ns
@@ -148,7 +153,7 @@ def _finding_life_bar(finding: FindingReport, window: PageWindow) -> tuple[int, 
 
 def _duration_bar(finding: FindingReport, window: PageWindow) -> html.Span:
     whole = window.until_ns - window.since_ns
-    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _finding_life_bar(finding, window))
+    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _finding_bar(finding, window))
     place = {"left": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
     state = "open" if _is_open(finding, window) else "over"
     return html.Span(className=f"life {finding.severity} {state}", style=place)

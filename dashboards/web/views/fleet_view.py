@@ -126,7 +126,7 @@ def _causes_section(here: Here, causes: Sequence[FleetCause]) -> Any:
             [
                 html.Th([html.Code(cause.code), _note(cause.title)], scope="row"),
                 html.Td([html.Strong(CAUSE_WORDS[cause.kind]), " ", _cause_link(here, cause)]),
-                html.Td(cause.explanation, className="said"),
+                html.Td(cause.explanation, className="wrapped-text"),
                 html.Td(f"since {clock_text(cause.since)} UTC" if cause.since else ""),
             ],
             key=f"{cause.kind} {cause.name} {cause.code}",
@@ -215,11 +215,13 @@ def _grouped(shown: Sequence[FleetEngineView], by: str) -> list[tuple[str, list[
 def _fleet_group(here: Here, name: str, engines: Sequence[FleetEngineView]) -> html.Section:
     """Return a group's cells, a link for each engine."""
     counts = Counter(engine.harm for engine in engines)
-    said = ", ".join(f"{counts[harm]:,} {harm}" for harm in HARMS if counts[harm] and harm != "none")
+    harms = ", ".join(f"{counts[harm]:,} {harm}" for harm in HARMS if counts[harm] and harm != "none")
     there = here.place.to("engine", engine="")
     there += "&engine=" if "?" in there else "?engine="
     cells: Any = [_engine_cell(engine, there + quote_plus(engine.engine)) for engine in engines]
-    head = html.H2([name, html.Span(f"{counted(len(engines), 'engine')}{': ' if said else ''}{said}", className="how")])
+    head = html.H2(
+        [name, html.Span(f"{counted(len(engines), 'engine')}{': ' if harms else ''}{harms}", className="how")]
+    )
     return html.Section([head, html.Div(cells, className="cells")], className="card", **aria(label=name))
 
 

@@ -140,28 +140,28 @@ def _calculator(query: Query, here: Here) -> list[Any]:
         return [heading, form, html.P(sentence(str(error)), className="missing")]
 
 
-def _answer(told: CalculatorView) -> list[Any]:
-    tokens = told.prompt_tokens + told.max_tokens
-    requests, one = counted(told.concurrency, "such request"), told.concurrency == 1
-    share = f", {percent(told.share)}" if told.share is not None else ""
+def _answer(answer: CalculatorView) -> list[Any]:
+    tokens = answer.prompt_tokens + answer.max_tokens
+    requests, one = counted(answer.concurrency, "such request"), answer.concurrency == 1
+    share = f", {percent(answer.share)}" if answer.share is not None else ""
     verdict = (
-        f"{requests} {'fits' if one else 'fit'}: {told.blocks_needed:,} of {told.usable_blocks:,} blocks{share}."
-        if told.fits
-        else f"{requests} {'does' if one else 'do'} not fit: {told.blocks_needed:,} blocks are needed, and there are"
-        f" {told.usable_blocks:,}."
+        f"{requests} {'fits' if one else 'fit'}: {answer.blocks_needed:,} of {answer.usable_blocks:,} blocks{share}."
+        if answer.fits
+        else f"{requests} {'does' if one else 'do'} not fit: {answer.blocks_needed:,} blocks are needed, and there are"
+        f" {answer.usable_blocks:,}."
     )
-    most = f" At most {told.max_concurrency:,} fit at once." if told.max_concurrency else " Not even one fits."
-    size = f", {_gib_text(told.bytes_per_request)}" if told.bytes_per_request else ""
+    most = f" At most {answer.max_concurrency:,} fit at once." if answer.max_concurrency else " Not even one fits."
+    size = f", {_gib_text(answer.bytes_per_request)}" if answer.bytes_per_request else ""
     lines = [
         html.P([html.Strong(verdict), most]),
         html.P(
-            f"Each is {tokens:,} tokens at its end: {counted(told.blocks_per_request, 'block')} of"
-            f" {told.block_size:,} tokens{size}.",
+            f"Each is {tokens:,} tokens at its end: {counted(answer.blocks_per_request, 'block')} of"
+            f" {answer.block_size:,} tokens{size}.",
             className="note",
         ),
     ]
-    notes = html.Ul([html.Li(note) for note in told.notes], className="note")
-    return [html.Div([*lines, notes], role="status", className="fits" if told.fits else "fits not")]
+    notes = html.Ul([html.Li(note) for note in answer.notes], className="note")
+    return [html.Div([*lines, notes], role="status", className="fits" if answer.fits else "fits not")]
 
 
 def _gib_text(size: int) -> str:

@@ -16,7 +16,7 @@ ADDED_BY_STREAM: Final = (
     ("Requests", "each request: what it waits for and who holds that, its blocks, its times"),
     ("Prefix cache", "which prefixes the pool keeps, who uses them, and who evicted what is needed again"),
     ("Timeline", "the pool by holder, waiting requests by cause, and what limits the steps"),
-    ("Findings", "confirmed verdicts: a metrics page shows how much is in use, never by whom"),
+    ("Findings", "confirmed verdicts: a metrics page shows how much is in use, but not the owners"),
 )
 
 

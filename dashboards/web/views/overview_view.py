@@ -36,13 +36,13 @@ def view(query: Query, here: Here) -> PageView:
     found = [finding for finding in found if finding.severity != "info"]
     unserved = any(engine.status in UNSERVED for engine in engines)
     slow = any(engine.slow is not None or _queue_p95_s(engine) >= SLOW_QUEUE_S for engine in engines)
-    how = "bad" if found or unserved else "well" if _heard(engines) and not slow else ""
+    how = "bad" if found or unserved else "well" if _received_engines(engines) and not slow else ""
     return PageView(
         {
             "head": html.H1(_overview_headline(engines, found), className=how),
             "engines": html.Section(engine_table(query, here, engines, found), id="engines", className="card"),
             "findings": html.Section(
-                cards(here, found, FULL_FINDINGS) if found or _heard(engines) else [],
+                cards(here, found, FULL_FINDINGS) if found or _received_engines(engines) else [],
                 id="findings",
                 **aria(label="Findings"),
             ),
@@ -52,13 +52,13 @@ def view(query: Query, here: Here) -> PageView:
 
 def _overview_headline(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> str:
     """Return the worst engine in terms of its clients, and how many others have open findings."""
-    there = _heard(engines)
+    there = _received_engines(engines)
     if not there:
-        return f"No engine is received; the past of {counted(len(engines), 'engine')} is kept"
+        return f"No engine is received. The past of {counted(len(engines), 'engine')} is kept"
     worst = engines[0]
     if found or worst.status in UNSERVED:
         own = [finding for finding in found if finding.engine == worst.engine]
-        # What holds up a stuck engine comes first: another grave finding may have been open for long.
+        # The cause of a stuck engine comes first: another severe finding may have been open for long.
         own.sort(key=lambda finding: worst.status == "stuck" and not finding.code.startswith("stuck."))
         gravest = own[0].title if own else ""
         state = _unserved_text(worst)
@@ -94,7 +94,7 @@ def _in_line(title: str) -> str:
     return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 
-def _heard(engines: Sequence[EngineView]) -> int:
+def _received_engines(engines: Sequence[EngineView]) -> int:
     """Return how many of them the service has received itself."""
     return sum(engine.status != "gone" for engine in engines)
 

@@ -27,26 +27,28 @@ DEEPEST: Final = 12
 
 def view(query: Query, here: Here) -> PageView:
     """Return the forest at the time of the page, and the evictions before that."""
-    told = query.prefix_cache(here.name, here.moment)
+    cache = query.prefix_cache(here.name, here.moment)
     return PageView(
         {
-            "head": html.Header(_prefix_head(told)),
-            "tree": html.Section(_tree(here.place, told), className="card scroll", **aria(label="Prefixes")),
-            "evictions": html.Section(_evictions(here.place, told), className="card scroll", **aria(label="Evictions")),
+            "head": html.Header(_prefix_head(cache)),
+            "tree": html.Section(_tree(here.place, cache), className="card scroll", **aria(label="Prefixes")),
+            "evictions": html.Section(
+                _evictions(here.place, cache), className="card scroll", **aria(label="Evictions")
+            ),
         }
     )
 
 
-def _prefix_head(told: PrefixCacheView) -> list[Any]:
-    if not told.cached_blocks:
+def _prefix_head(cache: PrefixCacheView) -> list[Any]:
+    if not cache.cached_blocks:
         title = "Nothing is in the prefix cache"
     else:
-        title = f"{counted(told.cached_blocks, 'block')} in the prefix cache"
+        title = f"{counted(cache.cached_blocks, 'block')} in the prefix cache"
     tiles = (
-        ("Cached", f"{told.cached_blocks:,}", "blocks with a hash"),
-        ("Idle", f"{told.idle_blocks:,}", "no request uses them, evictable at once"),
-        ("Shared", f"{told.shared_blocks:,}", "in the tables of several requests"),
-        ("Hit rate", "no lookup yet" if told.hit_rate is None else percent(told.hit_rate), "of tokens looked up"),
+        ("Cached", f"{cache.cached_blocks:,}", "blocks with a hash"),
+        ("Idle", f"{cache.idle_blocks:,}", "no request uses them, evictable at once"),
+        ("Shared", f"{cache.shared_blocks:,}", "in the tables of several requests"),
+        ("Hit rate", "no lookup yet" if cache.hit_rate is None else percent(cache.hit_rate), "of tokens looked up"),
     )
     figures = [
         html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles
@@ -57,7 +59,7 @@ def _prefix_head(told: PrefixCacheView) -> list[Any]:
 # -------------------------------------------------------------------- the tree
 
 
-def _tree(place: PagePlace, told: PrefixCacheView) -> list[Any]:
+def _tree(place: PagePlace, cache: PrefixCacheView) -> list[Any]:
     parts: list[Any] = [
         html.H2("Prefixes"),
         html.P(
@@ -66,16 +68,16 @@ def _tree(place: PagePlace, told: PrefixCacheView) -> list[Any]:
             className="note",
         ),
     ]
-    if not told.nodes:
+    if not cache.nodes:
         return [*parts, html.P("None is kept.", className="note")]
-    ordered = _in_order(told.nodes)
+    ordered = _in_order(cache.nodes)
     widest = max(node.blocks for _, node in ordered)
     head = headings(
         "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Requests", "Block ids"
     )
-    rows = [_prefix_row(place, told.engine, depth, node, widest) for depth, node in ordered[:MAX_SHOWN_NODES]]
+    rows = [_prefix_row(place, cache.engine, depth, node, widest) for depth, node in ordered[:MAX_SHOWN_NODES]]
     parts.append(html.Table([head, html.Tbody(rows)]))
-    left = told.left_out + max(0, len(ordered) - MAX_SHOWN_NODES)
+    left = cache.left_out + max(0, len(ordered) - MAX_SHOWN_NODES)
     return [*parts, html.P(f"{counted(left, 'smaller one')} left out.", className="note")] if left else parts
 
 
@@ -134,14 +136,14 @@ def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, wid
 # -------------------------------------------------------------------- evictions
 
 
-def _evictions(place: PagePlace, told: PrefixCacheView) -> list[Any]:
+def _evictions(place: PagePlace, cache: PrefixCacheView) -> list[Any]:
     heading = html.H2("Recent evictions")
-    if not told.evictions:
+    if not cache.evictions:
         return [heading, html.P("No eviction in the events that are kept.", className="note")]
     head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")
-    rows = [_evicted(place, told.engine, one) for one in told.evictions[:MAX_SHOWN_EVICTIONS]]
+    rows = [_evicted(place, cache.engine, one) for one in cache.evictions[:MAX_SHOWN_EVICTIONS]]
     table = html.Table([head, html.Tbody(rows)])
-    return [heading, table, html.P(and_more(len(told.evictions) - MAX_SHOWN_EVICTIONS), className="note")]
+    return [heading, table, html.P(and_more(len(cache.evictions) - MAX_SHOWN_EVICTIONS), className="note")]
 
 
 def _evicted(place: PagePlace, engine: str, one: EvictionView) -> html.Tr:

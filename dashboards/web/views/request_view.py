@@ -51,8 +51,8 @@ def view(query: Query, here: Here) -> PageView:
 def _waterfall(detail: RequestDetail) -> list[Any]:
     """Return a bar for each state, from when to when, with recomputed parts hatched."""
     heading = html.H2("Phases")
-    life = detail.phases[-MOST_PHASES:]
-    known = [phase for phase in life if phase.since]
+    phases = detail.phases[-MOST_PHASES:]
+    known = [phase for phase in phases if phase.since]
     if not known:
         return [heading, html.P("No event about it is kept.", className="note")]
     began = _waited_seconds(known[0])
@@ -62,11 +62,11 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
         _phase(phase, (_waited_seconds(phase) - began) / whole, seconds / whole)
         for phase, seconds in zip(known, lasted, strict=True)
     ]
-    left = len(detail.phases) - len(life)
+    left = len(detail.phases) - len(phases)
     notes = [f"{duration(whole)} from {clock_text(known[0].since)} UTC."]
     if left:
         notes.append(f"{counted(left, 'earlier state')} left out.")
-    if any(phase.recomputed_tokens for phase in life):
+    if any(phase.recomputed_tokens for phase in phases):
         notes.append("Hatched: computed before, lost to a preemption, and computed again.")
     columns = (
         ("State", ""),

@@ -196,5 +196,5 @@ def _request_row(place: PagePlace, request: RequestView, culprit: bool) -> html.
 def _waited(request: RequestView) -> str:
     """Return the reasons that took longest."""
     longest = sorted(request.waited_s.items(), key=lambda wait: -wait[1])
-    told = [f"{duration(seconds)} {in_words(cause)}" for cause, seconds in longest[:MOST_REASONS] if seconds > 0]
-    return ", ".join(told)
+    reasons = [f"{duration(seconds)} {in_words(cause)}" for cause, seconds in longest[:MOST_REASONS] if seconds > 0]
+    return ", ".join(reasons)

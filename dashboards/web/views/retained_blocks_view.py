@@ -24,41 +24,43 @@ RETAINED_SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccount
 
 def view(query: Query, here: Here) -> PageView:
     """Return the blocks by owner, oldest first, how long the others stayed, and the rest at each drain to idle."""
-    told = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
+    retained = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
     return PageView(
         {
-            "head": html.Header(_retained_head(told)),
-            "held": html.Section(_retained_groups(here.place, told), className="card scroll", **aria(label="By owner")),
-            "lifetimes": html.Section(_lifetimes(told), className="card", **aria(label="How long blocks stay")),
+            "head": html.Header(_retained_head(retained)),
+            "held": html.Section(
+                _retained_groups(here.place, retained), className="card scroll", **aria(label="By owner")
+            ),
+            "lifetimes": html.Section(_lifetimes(retained), className="card", **aria(label="How long blocks stay")),
             "floors": html.Section(
-                _floor_chart(told.floors), className="card", **aria(label="After each drain to idle")
+                _floor_chart(retained.floors), className="card", **aria(label="After each drain to idle")
             ),
         }
     )
 
 
-def _retained_head(told: RetainedBlocksView) -> list[Any]:
-    suspect = sum(one.blocks for one in told.held if one.reason in RETAINED_SHADES)
-    when = f"from {clock_text(told.since)} to {clock_text(told.until)} UTC"
-    if not told.allocated:
+def _retained_head(retained: RetainedBlocksView) -> list[Any]:
+    suspect = sum(one.blocks for one in retained.held if one.reason in RETAINED_SHADES)
+    when = f"from {clock_text(retained.since)} to {clock_text(retained.until)} UTC"
+    if not retained.allocated:
         title = f"No block was allocated {when}"
-    elif not told.held_blocks:
+    elif not retained.held_blocks:
         title = f"All blocks that were allocated {when} were freed"
     else:
-        title = f"{counted(told.held_blocks, 'block')} of those allocated {when} were not freed by its end"
+        title = f"{counted(retained.held_blocks, 'block')} of those allocated {when} were not freed by its end"
     parts: list[Any] = [html.H1(title)]
     tiles = (
-        ("Allocated", told.allocated, "times that a block got an owner"),
-        ("Freed", told.freed, "within the window"),
-        ("In live requests", told.held_blocks - suspect, "in use as expected"),
+        ("Allocated", retained.allocated, "times that a block got an owner"),
+        ("Freed", retained.freed, "within the window"),
+        ("In live requests", retained.held_blocks - suspect, "in use as expected"),
         ("Without a live request", suspect, "held by ended requests, or UNACCOUNTED"),
-        ("Warm cache", told.still_cached, "freed, and kept for their prefix"),
+        ("Warm cache", retained.still_cached, "freed, and kept for their prefix"),
     )
     figures = [
         html.Div([html.Dt(name), html.Dd(f"{value:,}"), html.Dd(note, className="note")]) for name, value, note in tiles
     ]
     parts.append(html.Dl(figures, className="tiles"))
-    if not told.is_complete:
+    if not retained.is_complete:
         parts.append(
             html.P(
                 "Some events of this window are missing. Blocks that were allocated before them are not counted.",
@@ -68,12 +70,12 @@ def _retained_head(told: RetainedBlocksView) -> list[Any]:
     return parts
 
 
-def _retained_groups(place: PagePlace, told: RetainedBlocksView) -> list[Any]:
+def _retained_groups(place: PagePlace, retained: RetainedBlocksView) -> list[Any]:
     parts: list[Any] = [html.H2("Owners, the longest first")]
-    if not told.held:
+    if not retained.held:
         return [*parts, html.P("No request holds any.", className="note")]
     head = headings("Owner", "State", "Why", "Since", "For", "Blocks#", "Which")
-    rows = [_retained_row(place, told.engine, one) for one in told.held]
+    rows = [_retained_row(place, retained.engine, one) for one in retained.held]
     parts.append(html.Table([head, html.Tbody(rows)]))
     return parts
 
@@ -97,11 +99,11 @@ def _retained_row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
     )
 
 
-def _lifetimes(told: RetainedBlocksView) -> list[Any]:
+def _lifetimes(retained: RetainedBlocksView) -> list[Any]:
     heading = html.H2("Lifetimes of blocks that were freed")
     shortest = 0.0
     rows = []
-    for bucket in told.lifetimes:
+    for bucket in retained.lifetimes:
         upper = bucket.at_most_s
         words = f"over {duration(shortest)}" if upper is None else f"up to {duration(upper)}"
         rows.append(Bar(words, bucket.blocks))

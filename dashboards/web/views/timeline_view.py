@@ -67,12 +67,12 @@ def view(query: Query, here: Here) -> PageView:
         shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
         here = here._replace(window=shown)
     marks = _timeline_marks(query, here, points)
-    told = query.explain(here.name, since, until)
+    explained = query.explain(here.name, since, until)
     found = _open_findings(query, here)
     return PageView(
         {
             "summary": html.Section(_summary(here, engine, found), id="summary", **aria(label="The engine")),
-            "told": html.Section(_timeline_summary(here, told), id="told", className="card"),
+            "explanation": html.Section(_timeline_explanation(here, explained), id="explanation", className="card"),
             "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Timeline")),
             "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
         }
@@ -131,11 +131,11 @@ def _percent(part: float | None) -> str:
 # -------------------------------------------------------------------- what happened
 
 
-def _timeline_summary(here: Here, told: ExplanationView) -> list[Any]:
+def _timeline_explanation(here: Here, explained: ExplanationView) -> list[Any]:
     """Return sentences, of which those about findings lead to them. Mere information stays in the view of findings."""
-    codes = {finding.code for finding in told.findings}
-    sentences = [sentence for sentence in told.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
-    grave = [finding for finding in told.findings if finding.severity != "info"]
+    codes = {finding.code for finding in explained.findings}
+    sentences = [sentence for sentence in explained.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
+    grave = [finding for finding in explained.findings if finding.severity != "info"]
     return [
         html.H2("Activity"),
         html.P(" ".join(sentences), className="explanation"),
@@ -260,7 +260,7 @@ def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[Cha
         here.window,
         marks=marks,
         at_ns=at_ns,
-        says=_timeline_headline(points),
+        caption=_timeline_headline(points),
         gaps=gaps_between(points),
     )
     hint = "Drag over the chart to look at a part of the time, click to choose a moment."

@@ -28,28 +28,28 @@ class Alertmanager(Receiver):
 
     def post(self, message: Message, now: datetime) -> Post:
         """One alert. `key`, which separates problems of the same code, is a label where there is one."""
-        trouble = message.trouble
+        alerted = message.finding
         labels = {
             "alertname": "KvscopeTest" if message.kind == "test" else "KvscopeFinding",
-            "engine": trouble.engine,
-            "code": trouble.code,
-            "severity": trouble.severity,
-            "key": trouble.key,
-            "runbook": trouble.runbook,
+            "engine": alerted.engine,
+            "code": alerted.code,
+            "severity": alerted.severity,
+            "key": alerted.key,
+            "runbook": alerted.runbook,
         }
         ends = _rfc3339(now + ENDS_AFTER)
         if message.kind == "resolved":
-            ends = trouble.resolved_at or _rfc3339(now)
+            ends = alerted.resolved_at or _rfc3339(now)
         alert = {
             "labels": {name: value for name, value in labels.items() if value},
             "annotations": {
-                "summary": f"{trouble.title} on {trouble.engine}",
-                "description": trouble.explanation,
-                "do_now": "\n".join(trouble.do_now),
-                "verdict": trouble.verdict,
-                "finding": trouble.id,
+                "summary": f"{alerted.title} on {alerted.engine}",
+                "description": alerted.explanation,
+                "do_now": "\n".join(alerted.do_now),
+                "verdict": alerted.verdict,
+                "finding": alerted.id,
             },
-            "startsAt": min(trouble.since or message.at, ends),
+            "startsAt": min(alerted.since or message.at, ends),
             "endsAt": ends,
         }
         return json_post([alert])

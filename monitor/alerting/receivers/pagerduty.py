@@ -34,23 +34,23 @@ class PagerDuty(Receiver):
 
     def post(self, message: Message, now: datetime) -> Post:
         """Return an event whose dedup key is the alert's id, with PagerDuty's own severities."""
-        trouble = message.trouble
+        alerted = message.finding
         event: dict[str, Any] = {
             "routing_key": self._routing_key,
             "event_action": "resolve" if message.kind == "resolved" else "trigger",
-            "dedup_key": trouble.id,
+            "dedup_key": alerted.id,
         }
         if message.kind != "resolved":
-            summary = f"{trouble.title} on {trouble.engine}"
+            summary = f"{alerted.title} on {alerted.engine}"
             event["client"] = "kvscope"
             event["payload"] = {
                 "summary": summary if len(summary) <= LONGEST_SUMMARY else f"{summary[: LONGEST_SUMMARY - 1]}…",
-                "source": trouble.engine,
-                "severity": trouble.severity,
+                "source": alerted.engine,
+                "severity": alerted.severity,
                 "timestamp": message.at,
                 "component": "KV cache",
-                "group": trouble.engine,
-                "class": trouble.code,
-                "custom_details": msgspec.to_builtins(trouble) | {"firing_on_engine": message.firing},
+                "group": alerted.engine,
+                "class": alerted.code,
+                "custom_details": msgspec.to_builtins(alerted) | {"firing_on_engine": message.firing},
             }
         return json_post(event)

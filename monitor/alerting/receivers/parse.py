@@ -32,7 +32,7 @@ def receiver_of(text: str, secret: str = "", allow_private: bool = False) -> Rec
     try:
         whole = httpx.URL(rest)
     except httpx.InvalidURL:
-        raise BadReceiver(f"--alert: one of the URLs is none; {HOW}") from None
+        raise BadReceiver(f"--alert: one of the URLs is not a URL; {HOW}") from None
     if kind not in BUILT_IN and (plugin := receiver_plugin(text)) is not None:
         return PluginReceiver(plugin, text, allow_private)
     if kind not in BUILT_IN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar, Final
 
-from kvscope.monitor.alerting.message import Message, Trouble
+from kvscope.monitor.alerting.message import AlertedFinding, Message
 from kvscope.monitor.alerting.receivers.receiver import Post, Receiver, json_post
 from kvscope.monitor.text import counted, listed
 
@@ -24,15 +24,15 @@ class Slack(Receiver):
 
     def post(self, message: Message, now: datetime) -> Post:
         """Return a header, the finding, its remedy, and the number of other findings on the engine."""
-        trouble = message.trouble
-        header = f"{_mark(message)} {trouble.title} on {trouble.engine}"
+        alerted = message.finding
+        header = f"{_mark(message)} {alerted.title} on {alerted.engine}"
         blocks: list[dict[str, Any]] = [
             {"type": "header", "text": {"type": "plain_text", "text": _cut_for_slack(header, LONGEST_HEADER)}},
-            _section(_escaped(trouble.explanation)),
+            _section(_escaped(alerted.explanation)),
         ]
-        if message.kind != "resolved" and trouble.do_now:
-            blocks.append(_section("*Do now*\n" + "\n".join(f"• {_escaped(line)}" for line in trouble.do_now)))
-        context = {"type": "mrkdwn", "text": _cut_for_slack(_escaped(_context(message, trouble)), LONGEST_SECTION)}
+        if message.kind != "resolved" and alerted.do_now:
+            blocks.append(_section("*Do now*\n" + "\n".join(f"• {_escaped(line)}" for line in alerted.do_now)))
+        context = {"type": "mrkdwn", "text": _cut_for_slack(_escaped(_context(message, alerted)), LONGEST_SECTION)}
         blocks.append({"type": "context", "elements": [context]})
         return json_post({"text": _cut_for_slack(_escaped(header), LONGEST_SECTION), "blocks": blocks})
 
@@ -40,17 +40,17 @@ class Slack(Receiver):
 def _mark(message: Message) -> str:
     if message.kind == "resolved":
         return "✅ Resolved:"
-    return f"{MARKS[message.trouble.severity]} {'Still: ' if message.repeat else ''}".strip()
+    return f"{MARKS[message.finding.severity]} {'Still: ' if message.repeat else ''}".strip()
 
 
-def _context(message: Message, trouble: Trouble) -> str:
-    parts = [trouble.code, trouble.severity, trouble.verdict, trouble.since and f"since {trouble.since}"]
-    parts.append(f"causes: {listed(trouble.effects)}" if trouble.effects else "")
-    others = [code for code in message.firing if code != trouble.code]
+def _context(message: Message, alerted: AlertedFinding) -> str:
+    parts = [alerted.code, alerted.severity, alerted.verdict, alerted.since and f"since {alerted.since}"]
+    parts.append(f"causes: {listed(alerted.effects)}" if alerted.effects else "")
+    others = [code for code in message.firing if code != alerted.code]
     parts.append(f"also firing there: {listed(others)}" if others else "")
     parts.append("it flaps: the next alert follows once it has been resolved for some time" if message.flapping else "")
-    if trouble.culprits.requests_in_all:
-        parts.append(f"{counted(trouble.culprits.requests_in_all, 'request')}, {trouble.culprits.requests[0]} first")
+    if alerted.culprits.requests_in_all:
+        parts.append(f"{counted(alerted.culprits.requests_in_all, 'request')}, {alerted.culprits.requests[0]} first")
     return " · ".join(filter(None, parts))
 
 

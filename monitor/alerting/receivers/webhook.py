@@ -28,7 +28,7 @@ class Webhook(Receiver):
     def post(self, message: Message, now: datetime) -> Post:
         """Return a body that is the same at every try. Only the time of sending, and so the signature, differs."""
         kind = "kvscope.test" if message.kind == "test" else f"kvscope.finding.{message.kind}"
-        data: dict[str, Any] = msgspec.to_builtins(message.trouble)
+        data: dict[str, Any] = msgspec.to_builtins(message.finding)
         data |= {"firing_on_engine": message.firing, "repeat": message.repeat, "flapping": message.flapping}
         post = json_post({"type": kind, "timestamp": message.at, "data": data})
         post.headers["webhook-id"] = message.id

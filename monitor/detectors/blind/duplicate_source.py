@@ -30,8 +30,8 @@ class DuplicateSource(Detector[Judgement]):
             engine=ledger.engine,
             verdict="confirmed",
             since_ns=since_ns,
-            position=str(ledger.heard_at),
-            evidence=(Evidence("repeated_heartbeats", repeats, "heartbeats", "stream", str(ledger.heard_at)),),
+            position=str(ledger.last_received_at),
+            evidence=(Evidence("repeated_heartbeats", repeats, "heartbeats", "stream", str(ledger.last_received_at)),),
             explanation=(
                 f"Events of {ledger.engine} come from two sources: {counted(repeats, 'heartbeat')} of the last"
                 " seconds arrived twice. Each batch counts once, so the figures are right, but reading costs twice"

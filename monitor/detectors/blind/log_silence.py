@@ -36,7 +36,7 @@ class LogSilence(Detector[Judgement]):
     position = 810
 
     silent_s = Threshold(
-        30, "s", "vLLM writes a line every ten seconds while it works; three that are missing are no delay"
+        30, "s", "vLLM writes a line every ten seconds while it works, and three missing ones are no delay"
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

@@ -25,7 +25,7 @@ class NameClash(Detector[Judgement]):
         since_ns, others = ledger.overlaps.other_epochs(ledger.now_ns)
         if not others:
             return
-        position = str(ledger.heard_at)
+        position = str(ledger.last_received_at)
         yield Judgement(
             code=self.code,
             engine=ledger.engine,

@@ -12,11 +12,11 @@ from kvscope.monitor.supervision import WorkerFailure
 from kvscope.monitor.text import clock_time, counted
 
 _CONSEQUENCES = {
-    "reader": "What is shown of this engine is as old as that, and says nothing about the engine now",
+    "reader": "All views of this engine are as old as that, and show nothing about its current state",
     "detector": "Problems that this detector finds are not reported meanwhile",
     "delivery": "Findings may not reach their receivers and exporters meanwhile",
     "history": "The past of this engine may have a gap from then on",
-    "copy": "Copies elsewhere lack the latest of this engine meanwhile. What is shown here does not depend on them",
+    "copy": "Copies elsewhere lack the latest of this engine meanwhile. The views here do not depend on them",
     "discovery": "The last list of engines stays in force. Engines that came since are not watched",
 }
 

@@ -68,7 +68,7 @@ class CacheFlushed(Detector[Judgement]):
         0.5, "of the pool", "where less was cached and idle, live requests need the pool, and prefixes give way"
     )
     min_unused = Threshold(0.1, "of the pool", "a few blocks without content lie somewhere in every free queue")
-    remember_s = Threshold(600, "s", "large prompts come minutes apart; it is the same trouble")
+    remember_s = Threshold(600, "s", "large prompts that arrive minutes apart belong to the same incident")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield which prompts evicted what was needed."""

@@ -52,7 +52,7 @@ LOCKSTEP_WONT_HELP = (
 )
 
 
-# As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are looked at.
+# As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are checked.
 NATURAL_ENDS = frozenset((int(Status.FINISHED_STOPPED), int(Status.FINISHED_LENGTH_CAPPED)))
 
 
@@ -80,19 +80,23 @@ class Lockstep(Detector[Judgement]):
     position = 400
 
     within_s = Threshold(
-        1, "s", "answers of one wave end within a step of each other; independent lengths spread the ends over seconds"
+        1,
+        "s",
+        "requests of one wave finish within a step of each other, and independent lengths spread the ends over seconds",
     )
     max_spread = Threshold(
-        0.1, "of their lives", "requests that live for a second end within one by chance; those in step end closer"
+        0.1,
+        "of their duration",
+        "requests that last a second finish within one by chance, and those in lockstep finish closer together",
     )
     min_requests = Threshold(
-        4, "requests", "of four with independent lengths, 4 in 1,000 groups end within a tenth of their lives by chance"
+        4,
+        "requests",
+        "of four with independent lengths, 4 in 1,000 groups finish within a tenth of their duration by chance",
     )
     within_steps = Threshold(2, "steps", "steps that overlap end the requests of one wave in two steps")
     min_share = Threshold(0.5, "of the pool", "a smaller fall is ordinary traffic")
-    next_wave_s = Threshold(
-        30, "s", "what makes it an incident is the wave that queues next; if none comes, the load has ended"
-    )
+    next_wave_s = Threshold(30, "s", "it is an incident only if another wave queues. If none does, the load has ended")
     max_interval_s = Threshold(
         20, "s", "between samples further apart than that, requests that end one after the other look the same"
     )
@@ -102,7 +106,7 @@ class Lockstep(Detector[Judgement]):
         "usage falls from one sample to the next, and the wave that queued fills the pool again",
         max_interval_s,
     )
-    remember_s = Threshold(120, "s", "waves come minutes apart; between them it is the same trouble")
+    remember_s = Threshold(120, "s", "waves that are minutes apart belong to the same incident")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the collapse, from the best evidence there is."""
@@ -368,7 +372,7 @@ class Lockstep(Detector[Judgement]):
             ),
             change=(
                 "If it is: lower --max-num-batched-tokens (to 8192, say), so that the first requests of a wave decode"
-                " while the others are still prefilled; and vary lengths or arrival times in the load generator.",
+                " while the others are still prefilled, and vary lengths or arrival times in the load generator.",
             ),
             wont_help=("More KV memory or fewer clients, if it is lockstep: the same happens at any usage.",),
             missing=(

@@ -40,7 +40,7 @@ class PreemptAll(Detector[Judgement]):
         "of the running",
         "a request short of a block preempts one other, or as many as have the blocks that it needs",
     )
-    remember_s = Threshold(120, "s", "waves come minutes apart; it is the same trouble")
+    remember_s = Threshold(120, "s", "waves that are minutes apart belong to the same incident")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the recent passes in which hardly any request was left running."""

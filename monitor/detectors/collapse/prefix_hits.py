@@ -143,7 +143,7 @@ class PrefixHits(Detector[Judgement]):
         unrefuted_ns = min((one.at_ns for one in since_hit), default=now_ns)
         begin = bisect_left(ledger.prompts, unrefuted_ns - window_ns, key=lambda one: one.at_ns)
         prompts = list(islice(ledger.prompts, begin, None))
-        # The last full block of a prompt is always computed: alone it says nothing.
+        # The last full block of a prompt is always computed: alone it shows nothing.
         missed = [prompt.again if prompt.again > 1 else 0 for prompt in prompts]
         sums = [(0, 0, 0)]
         for prompt, again in zip(prompts, missed, strict=True):

@@ -32,7 +32,7 @@ CODE_OF: Final[dict[str, str]] = {
 """Finding codes by the fold's name of an anomaly. Every other anomaly is counter drift."""
 
 
-STORY_LINES: Final = 6
+HISTORY_LINES: Final = 6
 MIXES_REQUESTS: Final = (
     "From here on the engine may give one request the KV of another, so its answers are not trustworthy."
 )
@@ -81,10 +81,10 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
         for found in anomalies
         if found.anomaly.request >= 0
     )
-    story: list[HistoryLine] = []
+    history: list[HistoryLine] = []
     if blocks:
-        story = block_history(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
-        story = [line for line in story if line.position <= first.position]
+        history = block_history(ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names)
+        history = [line for line in history if line.position <= first.position]
     whats = {found.anomaly.what for found in anomalies}
     retains = whats == {FEWER_FREE}
     where = f"block {first.anomaly.block}, " if first.anomaly.block >= 0 else ""
@@ -102,7 +102,7 @@ def _judge_anomalies(ledger: EngineLedger, code: str, title: str, anomalies: lis
             *(Evidence("anomaly", _anomaly_text(found), "", "stream", str(found.position)) for found in anomalies[:3]),
             *(
                 Evidence("block_history", f"{clock_time(line.at_ns)} {line.text}", "", "stream", str(line.position))
-                for line in story[-STORY_LINES:]
+                for line in history[-HISTORY_LINES:]
             ),
         ),
         explanation=(

@@ -34,7 +34,7 @@ class Conservation(Detector[Judgement]):
 
 def _judge_imbalance(ledger: EngineLedger, imbalance: Imbalance) -> Judgement:
     parts, blocks = imbalance.balance, imbalance.blocks
-    total, counted_blocks, at = parts.total, parts.total + parts.difference, str(ledger.heard_at)
+    total, counted_blocks, at = parts.total, parts.total + parts.difference, str(ledger.last_received_at)
     disputed = counted(len(blocks), "block")
     first = f" Block {blocks[0]} is the first of {disputed} whose references differ." if blocks else ""
     engine = f" ({named(ledger)})" if named(ledger) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvscope.monitor.analysis.memory_breakdown import GIB_B, NoBill, bill_of, measured
+from kvscope.monitor.analysis.memory_breakdown import GIB_B, NoBreakdown, breakdown_of, measured
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -31,12 +31,12 @@ def _pool_of_stream(ledger: EngineLedger) -> ReservedPool | None:
 
 def _pool_of_log(ledger: EngineLedger) -> ReservedPool | None:
     try:
-        bill, _ = bill_of(ledger.facts.values())
-    except NoBill:
+        breakdown, _ = breakdown_of(ledger.facts.values())
+    except NoBreakdown:
         return None
-    if bill.kv_cache is None or not bill.device_total:
+    if breakdown.kv_cache is None or not breakdown.device_total:
         return None
-    return ReservedPool(bill.kv_cache, bill.device_total, "log", ledger.facts["memory_total_gib"].position)
+    return ReservedPool(breakdown.kv_cache, breakdown.device_total, "log", ledger.facts["memory_total_gib"].position)
 
 
 class PoolReserved(Detector[Judgement]):
@@ -55,22 +55,22 @@ class PoolReserved(Detector[Judgement]):
         yield from self._judge_pool(ledger, settings)
 
     def _judge_pool(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        bill = _pool_of_stream(ledger) if ledger.has_stream else _pool_of_log(ledger)
-        if bill is None or bill.kv_pool < settings(self.min_share) * bill.device_total:
+        breakdown = _pool_of_stream(ledger) if ledger.has_stream else _pool_of_log(ledger)
+        if breakdown is None or breakdown.kv_pool < settings(self.min_share) * breakdown.device_total:
             return
-        share = bill.kv_pool / bill.device_total
+        share = breakdown.kv_pool / breakdown.device_total
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed",
-            position=bill.position,
+            position=breakdown.position,
             evidence=(
-                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
-                Evidence("device_total", bill.device_total, "bytes", bill.source, bill.position),
-                Evidence("share_of_device", round(share, 4), "of the device", bill.source, bill.position),
+                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
+                Evidence("device_total", breakdown.device_total, "bytes", breakdown.source, breakdown.position),
+                Evidence("share_of_device", round(share, 4), "of the device", breakdown.source, breakdown.position),
             ),
             explanation=(
-                f"The KV pool is {bill.kv_pool / GIB_B:.2f} GiB, {percent(share)} of the device. The engine"
+                f"The KV pool is {breakdown.kv_pool / GIB_B:.2f} GiB, {percent(share)} of the device. The engine"
                 " allocates it once at startup and never returns it, so the process uses as much device memory idle"
                 " as under load. KV cache usage is a different figure: the share of the pool in use."
             ),

@@ -20,7 +20,7 @@ from kvscope.monitor.state.records import Deferral
 from kvscope.monitor.text import clock_time, duration
 
 HELD_LEASE_SLACK_S: Final = Threshold(
-    5, "s", "an engine looks at expired leases between steps, and one step can take seconds"
+    5, "s", "an engine checks for expired leases between steps, and one step can take seconds"
 )
 """A threshold of leak.finished-held."""
 
@@ -88,12 +88,12 @@ def _beyond_lease_s(ledger: EngineLedger, settings: Settings, deferral: Deferral
     """Return how long beyond its lease, or its request's end if it has none, and how long it may."""
     slack = at_pace_s(ledger, settings, HELD_LEASE_SLACK_S)
     if deferral.lease_deadline_ns > 0:
-        return heard_s(ledger, deferral.lease_deadline_ns), slack
+        return received_for_s(ledger, deferral.lease_deadline_ns), slack
     least = ledger.description.kv_lease_s
     if least:
-        return heard_s(ledger, deferral.since_ns), max(settings(HELD_GRACE_S), least + slack)
+        return received_for_s(ledger, deferral.since_ns), max(settings(HELD_GRACE_S), least + slack)
     limit = send_limit(ledger, settings, deferral, HELD_GRACE_S)
-    return heard_s(ledger, limit.still_since_ns), limit.allowed_s
+    return received_for_s(ledger, limit.still_since_ns), limit.allowed_s
 
 
 def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, grace: Threshold) -> OutsideWaitLimit:
@@ -108,12 +108,13 @@ def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept)
         return False
     return all(
         deferral.lease_deadline_ns <= 0
-        and heard_s(ledger, deferral.since_ns) < send_limit(ledger, settings, deferral, HELD_GRACE_S).information_s
+        and received_for_s(ledger, deferral.since_ns)
+        < send_limit(ledger, settings, deferral, HELD_GRACE_S).information_s
         for deferral in held.deferrals
     )
 
 
-def heard_s(ledger: EngineLedger, mono_ns: int) -> float:
+def received_for_s(ledger: EngineLedger, mono_ns: int) -> float:
     """Return the seconds from then until the engine was last seen: one that is silent may have done its part since, and
     one that is paused does its part later.
     """

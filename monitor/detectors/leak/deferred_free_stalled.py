@@ -11,7 +11,7 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
 from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE_FOR_GOOD
-from kvscope.monitor.detectors.leak.deferred_blocks import heard_s, kept, overdue_deferrals
+from kvscope.monitor.detectors.leak.deferred_blocks import kept, overdue_deferrals, received_for_s
 from kvscope.monitor.detectors.thrash.preemption_cascade import PreemptionCascade
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import began_later
@@ -63,7 +63,7 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
         late, pending = overdue_deferrals(
             ledger,
             [state.deferrals[number] for number in passed],
-            lambda d: (heard_s(ledger, passed[d.request]), grace),
+            lambda d: (received_for_s(ledger, passed[d.request]), grace),
         )
         if not late:
             return

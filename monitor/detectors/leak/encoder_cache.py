@@ -43,7 +43,7 @@ class EncoderCache(Detector[Judgement]):
         last = max(passed_over, key=lambda record: record.since_ns)
         most = max(passed_over, key=lambda record: record.times_passed_over)
         since_ns = last.since_ns
-        # Until when they could have gone on: a scheduler that makes no pass leaves nobody out.
+        # Until when they could have advanced: a scheduler that makes no pass leaves no request out.
         age, grace = (ledger.looked_ns - since_ns) / 1e9, settings(self.grace_s)
         if age < grace / 2:
             return

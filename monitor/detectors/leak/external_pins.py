@@ -12,7 +12,7 @@ from typing import Final
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks, Judgement
 from kvscope.monitor.detectors.leak.connector_holds import KEPT_WONT_HELP, RESTART_ONLY, connector_text
-from kvscope.monitor.detectors.leak.deferred_blocks import heard_s
+from kvscope.monitor.detectors.leak.deferred_blocks import received_for_s
 from kvscope.monitor.detectors.outside_pace import outside_wait_limit
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Tier, TierOp, name_of
@@ -45,7 +45,9 @@ class ExternalPins(Detector[Judgement]):
     position = 160
 
     oldest_s = Threshold(
-        10, "s", "a pin lasts as long as a fetch, milliseconds to seconds; for one that still goes on it may be older"
+        10,
+        "s",
+        "a pin lasts as long as a fetch, milliseconds to seconds. While the fetch is in progress it may be older",
     )
     min_share = Threshold(0.1, "of the tier", "a tier that lacks less than this serves nearly as well as a whole one")
     min_times = Threshold(
@@ -67,7 +69,7 @@ class ExternalPins(Detector[Judgement]):
         overdue = set()
         for since_ns in set(state.pinned.values()):
             limit = outside_wait_limit(ledger, settings, pins, self.oldest_s, since_ns, 1)
-            if heard_s(ledger, limit.still_since_ns) > max(limit.allowed_s, limit.information_s):
+            if received_for_s(ledger, limit.still_since_ns) > max(limit.allowed_s, limit.information_s):
                 overdue.add(since_ns)
         late = {block: since_ns for block, since_ns in state.pinned.items() if since_ns in overdue}
         times = len(overdue)
@@ -89,7 +91,7 @@ class ExternalPins(Detector[Judgement]):
             explanation=(
                 f"{counted(len(late), 'block')} of the pool are pinned: a component other than a request, such as"
                 f" {connector_text(ledger)}, took a reference to each, at {counted(times, 'time')}, the first"
-                f" {duration(heard_s(ledger, oldest_ns))} ago, and has not released it. No request holds"
+                f" {duration(received_for_s(ledger, oldest_ns))} ago, and has not released it. No request holds"
                 f" {len(alone):,} of them ({percent(share)} of the pool), and the engine can neither evict nor reuse"
                 " these."
             ),
@@ -101,7 +103,7 @@ class ExternalPins(Detector[Judgement]):
 
     def _old_pins(self, ledger: EngineLedger, settings: Settings, name: str, tier: TierState) -> Iterator[Judgement]:
         _, since_ns, *pinned_at = next(iter(tier.pins.values()))
-        age, allowed = heard_s(ledger, since_ns), settings(self.oldest_s)
+        age, allowed = received_for_s(ledger, since_ns), settings(self.oldest_s)
         fetching = [record for record in ledger.state.requests.values() if record.fetching_ns]
         if age < allowed / 2 or any(record.fetching_ns <= since_ns for record in fetching):
             return  # a fetch that goes on needs its pins: stuck.remote-load, if it is for too long
@@ -109,7 +111,7 @@ class ExternalPins(Detector[Judgement]):
         share = len(tier.pins) / capacity if capacity else 1.0
         operations = {op: tier.operations.get(op, 0) for op in TierOp}
         full = tier.used >= tier.capacity > 0
-        told = ledger.at(tier.at)
+        reported_at = ledger.at(tier.at)
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -119,15 +121,15 @@ class ExternalPins(Detector[Judgement]):
             since_ns=ledger.wall(since_ns),
             position=ledger.at(*pinned_at),
             evidence=(
-                Evidence("pinned_blocks", len(tier.pins), "blocks of the tier", position=told),
-                Evidence("pinned_share", round(share, 4), "of the tier", position=told),
+                Evidence("pinned_blocks", len(tier.pins), "blocks of the tier", position=reported_at),
+                Evidence("pinned_share", round(share, 4), "of the tier", position=reported_at),
                 Evidence("oldest_pin_s", round(age, 1), "s", position=ledger.at(*pinned_at)),
-                Evidence("tier_used", tier.used, "blocks of the tier", position=told),
-                Evidence("tier_capacity", tier.capacity, "blocks of the tier", position=told),
-                Evidence("tier_pins", operations[TierOp.PINNED], "blocks of the tier", position=told),
-                Evidence("tier_unpins", operations[TierOp.UNPINNED], "blocks of the tier", position=told),
-                Evidence("tier_stored", operations[TierOp.STORED], "blocks of the tier", position=told),
-                Evidence("tier_evicted", operations[TierOp.EVICTED], "blocks of the tier", position=told),
+                Evidence("tier_used", tier.used, "blocks of the tier", position=reported_at),
+                Evidence("tier_capacity", tier.capacity, "blocks of the tier", position=reported_at),
+                Evidence("tier_pins", operations[TierOp.PINNED], "blocks of the tier", position=reported_at),
+                Evidence("tier_unpins", operations[TierOp.UNPINNED], "blocks of the tier", position=reported_at),
+                Evidence("tier_stored", operations[TierOp.STORED], "blocks of the tier", position=reported_at),
+                Evidence("tier_evicted", operations[TierOp.EVICTED], "blocks of the tier", position=reported_at),
                 Evidence(
                     "fetches_in_progress",
                     len(fetching),
@@ -166,6 +168,6 @@ def _pool_pin_evidence(ledger: EngineLedger, late: Mapping[int, int], alone: Seq
         Evidence("blocks_held_by_pins_alone", len(alone), "blocks", position=pinned_at),
         Evidence("share_of_pool", round(share, 4), "of the pool", position=pinned_at),
         Evidence("times_pinned", times, "times", position=pinned_at),
-        Evidence("oldest_pin_s", round(heard_s(ledger, oldest_ns), 1), "s", position=pinned_at),
+        Evidence("oldest_pin_s", round(received_for_s(ledger, oldest_ns), 1), "s", position=pinned_at),
         Evidence("pins_dropped", len(pins.ended), "pins", position=pinned_at),
     )

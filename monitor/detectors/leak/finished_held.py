@@ -104,7 +104,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
     requires = ("stream", "metrics", "log")
     position = 110
     sample_need = SampleNeed(
-        3, STARVED_S, "nothing runs while requests wait for room; at idle, where a KV connector may hold blocks, 8 min"
+        3, STARVED_S, "nothing runs while requests wait for room. At idle, where a KV connector may hold blocks, 8 min"
     )
 
     grace_s = HELD_GRACE_S

@@ -47,7 +47,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import counted, duration, percent
 
 STARVED_S: Final = Threshold(
-    60, "s", "twice the 30 s for which NIXL renews a lease: a consumer that lives has fetched something by then"
+    60, "s", "twice the 30 s for which NIXL renews a lease: a live consumer has fetched something by then"
 )
 LEASE_S: Final = Threshold(
     480, "s", "vLLM's default lease of blocks that wait for a consumer, before releases that renew leases"
@@ -56,7 +56,7 @@ MIN_CHANGES: Final = Threshold(
     6, "samples", "fewer changes follow anything by chance: two large prompts after a quiet spell are enough"
 )
 MIN_CHANGE_FIT: Final = Threshold(
-    0.9, "r", "changes of usage that follow the prompts taken in meanwhile; growth by decoding does not"
+    0.9, "r", "changes of usage follow the prompts admitted meanwhile. Growth by decoding does not"
 )
 MAX_CONSTANT: Final = Threshold(0.5, "of the rise", "growth by decoding comes in every interval, whatever is taken in")
 MAX_RUNNING_LEFT: Final = Threshold(
@@ -244,16 +244,16 @@ def _idle(
     start = _computed_nothing_since(
         samples, lambda s: not s.running and not s.waiting and not s.deferred and usage_of(s) >= least
     )
-    said_once = samples[-1].source == "log"  # vLLM logs nothing while it is idle
-    if start > len(samples) - (1 if said_once else 2):
+    is_log = samples[-1].source == "log"  # vLLM logs nothing while it is idle
+    if start > len(samples) - (1 if is_log else 2):
         return None
     lasted, last = lasted_s(ledger, samples, start), samples[-1]
     needed = settings(grace if knowledge == "none" else STARVED_S)
     sure_after = needed if knowledge == "none" else settings(LEASE_S)
-    stays = usage_of(last) >= usage_of(samples[start]) - settings(MAX_FALL)
-    if knowledge != "none" and not stays:
+    is_held = usage_of(last) >= usage_of(samples[start]) - settings(MAX_FALL)
+    if knowledge != "none" and not is_held:
         return None  # a consumer fetches them
-    sure = lasted >= sure_after and stays
+    sure = lasted >= sure_after and is_held
     by = {
         "none": "The engine's logged arguments name no KV connector that could keep blocks on purpose.",
         "unknown": "It is unknown whether a KV connector keeps them for a consumer",
@@ -266,7 +266,7 @@ def _idle(
         start,
         "likely" if sure else "cannot-tell",
         f"For {duration(lasted)} nothing was running or waiting, and usage"
-        f" {'stayed at' if stays else 'is still'} {percent(usage_of(last))}. {by}",
+        f" {'stayed at' if is_held else 'is still'} {percent(usage_of(last))}. {by}",
         (
             Evidence("idle_usage", round(100 * usage_of(last), 1), "%", last.source, samples[start].position),
             Evidence("held_for", round(lasted, 1), "s", last.source, last.position),

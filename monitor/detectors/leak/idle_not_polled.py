@@ -10,12 +10,12 @@ from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds, connector_text
 from kvscope.monitor.detectors.leak.deferred_blocks import (
     Kept,
-    heard_s,
     kept,
     may_be_first_transfers,
     oldest_deferral_text,
     overdue_deferrals,
     overdue_when_polled,
+    received_for_s,
     send_limit,
 )
 from kvscope.monitor.detectors.outside_pace import UNKNOWN_PACE
@@ -37,7 +37,7 @@ class IdleNotPolled(Detector[Judgement]):
     position = 120
 
     grace_s = Threshold(
-        10, "s", "an idle engine asks its connector many times a second, and heartbeats tell once a second"
+        10, "s", "an idle engine polls its connector many times a second, and heartbeats report it once a second"
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -61,7 +61,7 @@ class IdleNotPolled(Detector[Judgement]):
         def beyond_transfer_s(deferral: Deferral) -> tuple[float, float]:
             """How long the engine has not asked since the transfer should have ended, and how long it may not."""
             takes_s = send_limit(ledger, settings, deferral, self.grace_s).allowed_s - grace
-            return min(unpolled, heard_s(ledger, deferral.since_ns) - takes_s), grace
+            return min(unpolled, received_for_s(ledger, deferral.since_ns) - takes_s), grace
 
         late, pending = overdue_deferrals(ledger, sending, beyond_transfer_s)
         if not late:

@@ -50,9 +50,11 @@ class LeaseBurst(Detector[Judgement]):
     requires = ("stream",)
     position = 130
 
-    min_requests = Threshold(3, "requests", "one or two are clients that went away between the two engines")
-    burst_s = Threshold(1, "s", "what comes back within a second is missed by no queue for longer")
-    remember_s = Threshold(600, "s", "leases last up to minutes; between two that run out it is the same trouble")
+    min_requests = Threshold(3, "requests", "one or two are clients that disconnected between the two engines")
+    burst_s = Threshold(1, "s", "blocks that are freed within a second delay no queue for longer")
+    remember_s = Threshold(
+        600, "s", "leases last up to minutes, and two that expire minutes apart belong to the same incident"
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what leases, and they alone, have ended recently."""

@@ -100,7 +100,7 @@ def audited_since(ledger: EngineLedger, since_ns: int) -> bool:
 LOST_RESTART = "Drain this engine before the pool is full, then restart it: only a restart frees the blocks."
 
 
-KEEP_STORY = (
+KEEP_HISTORY = (
     "Keep the history of one of these blocks (monitor explain block ID): it shows the code path that leaked it."
 )
 

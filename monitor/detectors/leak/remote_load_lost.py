@@ -18,7 +18,13 @@ from kvscope.monitor.detectors.leak.connector_holds import (
     connector_text,
     records_of,
 )
-from kvscope.monitor.detectors.leak.deferred_blocks import Kept, heard_s, kept, oldest_deferral_text, overdue_deferrals
+from kvscope.monitor.detectors.leak.deferred_blocks import (
+    Kept,
+    kept,
+    oldest_deferral_text,
+    overdue_deferrals,
+    received_for_s,
+)
 from kvscope.monitor.detectors.outside_pace import (
     UNKNOWN_PACE,
     UNPROVEN_SHARE,
@@ -79,7 +85,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
     def _waited_s(self, ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
         """Return for how long the fetch has shown no progress since its request ended, and how long it may not."""
         limit = self._limit(ledger, settings, deferral)
-        return heard_s(ledger, max(limit.still_since_ns, deferral.since_ns)), limit.allowed_s
+        return received_for_s(ledger, max(limit.still_since_ns, deferral.since_ns)), limit.allowed_s
 
     def _limit(self, ledger: EngineLedger, settings: Settings, deferral: Deferral) -> OutsideWaitLimit:
         record = ledger.state.requests.get(deferral.request)
@@ -98,7 +104,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
         """Return whether all may be slow fetches, of which few have ended, and do not hold half of the pool."""
         limits = [self._limit(ledger, settings, deferral) for deferral in held.deferrals]
         return held.share < settings(UNPROVEN_SHARE) and all(
-            heard_s(ledger, limit.still_since_ns) < limit.information_s for limit in limits
+            received_for_s(ledger, limit.still_since_ns) < limit.information_s for limit in limits
         )
 
     def _judge_fetches(

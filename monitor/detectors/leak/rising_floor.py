@@ -13,7 +13,7 @@ from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
 from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE
 from kvscope.monitor.detectors.leak.held_from_samples import IDLE_FLOOR, LEASE_S
 from kvscope.monitor.detectors.leak.lost_references import (
-    KEEP_STORY,
+    KEEP_HISTORY,
     LOST_WONT_HELP,
     MIN_RISES,
     NO_AUDIT_SINCE,
@@ -105,7 +105,7 @@ class RisingFloor(Detector[HoldsBlocks]):
             ),
             do_now=(
                 "Plan a restart of this engine for a quiet hour: only a restart frees the blocks.",
-                KEEP_STORY,
+                KEEP_HISTORY,
             ),
             change=(
                 "The engine does not free every block of a request when it ends. This is an engine bug: report it"
@@ -124,14 +124,14 @@ class RisingFloor(Detector[HoldsBlocks]):
         first, last = samples[rising[0].at], samples[rising[-1].at]
         low, high = rising[0].in_use, rising[-1].in_use
         if _fell_below(samples, rising):
-            return  # what a connector kept came back between two drains
+            return  # blocks that a connector kept were freed between two drains
         each = (high - low) / rises
         span = f"{first.position} to {last.position}"
         standing = [index for index in range(rising[-1].at, len(samples)) if _stands(samples[index])]
         lasted = window_s(samples[: max(standing, default=rising[-1].at) + 1], rising[0].at)
         if connector_knowledge(ledger) != "none" and lasted < settings(LEASE_S):
-            # What a connector holds for consumers has such floors too, for as long as a lease. Usage while requests run
-            # is their own: it does not show that what was held before still is.
+            # A connector that holds blocks for consumers causes such floors too, for as long as a lease. Usage while
+            # requests run is their own: it does not show that what was held before still is.
             return
         yield HoldsBlocks(
             code=self.code,

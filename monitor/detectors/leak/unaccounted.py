@@ -8,7 +8,7 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
 from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE_FOR_GOOD
 from kvscope.monitor.detectors.leak.lost_references import (
-    KEEP_STORY,
+    KEEP_HISTORY,
     LOST_RESTART,
     LOST_WONT_HELP,
     NO_AUDIT_SINCE,
@@ -63,7 +63,7 @@ class Unaccounted(Detector[HoldsBlocks]):
         share = len(unaccounted) / (state.total - state.reserved)
         explanation = (
             f"{counted(references, 'reference')} to {counted(len(lost.references), 'block')} belong to no living"
-            f" request and to no announced deferral; {counted(len(unaccounted), 'block')}"
+            f" request and to no announced deferral. {counted(len(unaccounted), 'block')}"
             f" ({percent(share)} of the pool) can never be used again"
         )
         if shared:
@@ -78,7 +78,7 @@ class Unaccounted(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if audited else "likely",
-            # What was taken before a loss may have been freed in it: an audit shows that, or an idle engine's counter.
+            # Blocks from before a loss may have been freed in it: an audit shows that, or an idle engine's counter.
             pending=not certain.references or age < settings(self.grace_s),
             since_ns=since,
             position=lost.first_at(ledger),
@@ -93,7 +93,7 @@ class Unaccounted(Detector[HoldsBlocks]):
                 Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
             ),
             explanation=explanation,
-            do_now=(LOST_RESTART, KEEP_STORY),
+            do_now=(LOST_RESTART, KEEP_HISTORY),
             change=(
                 "The bug is in the engine's code path that ended these requests: report it with that history, and"
                 " upgrade to a release with the fix.",
@@ -129,7 +129,7 @@ class Unaccounted(Detector[HoldsBlocks]):
                 " announced deferrals, with no request running or waiting. Events were lost before that, so the"
                 " ledger cannot prove each block, but no live request can hold them."
             ),
-            do_now=(LOST_RESTART, KEEP_STORY),
+            do_now=(LOST_RESTART, KEEP_HISTORY),
             change=(
                 "The bug is in the engine's code path that ended these requests: report it with that history, and"
                 " upgrade to a release with the fix.",

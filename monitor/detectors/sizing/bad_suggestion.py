@@ -26,29 +26,33 @@ class BadSuggestion(Detector[Judgement]):
         if figures is not None:
             yield from self._judge_figures(ledger, figures)
 
-    def _judge_figures(self, ledger: EngineLedger, bill: MemoryFigures) -> Iterator[Judgement]:
-        if bill.advised is None or bill.right is None or abs(bill.right - bill.advised) <= bill.slack:
+    def _judge_figures(self, ledger: EngineLedger, breakdown: MemoryFigures) -> Iterator[Judgement]:
+        if (
+            breakdown.advised is None
+            or breakdown.right is None
+            or abs(breakdown.right - breakdown.advised) <= breakdown.slack
+        ):
             return
-        off = bill.right - bill.advised
+        off = breakdown.right - breakdown.advised
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="confirmed" if bill.source == "log" else "likely",
-            position=bill.position,
+            verdict="confirmed" if breakdown.source == "log" else "likely",
+            position=breakdown.position,
             evidence=(
-                Evidence("suggested_kv_cache", bill.advised, "bytes", bill.source, bill.position),
-                Evidence("computed_kv_cache", bill.right, "bytes", bill.source, bill.position),
-                Evidence("suggestion_error", off, "bytes", bill.source, bill.position),
-                Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
-                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+                Evidence("suggested_kv_cache", breakdown.advised, "bytes", breakdown.source, breakdown.position),
+                Evidence("computed_kv_cache", breakdown.right, "bytes", breakdown.source, breakdown.position),
+                Evidence("suggestion_error", off, "bytes", breakdown.source, breakdown.position),
+                Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
+                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
             ),
             explanation=(
-                f"The engine suggests a pool of {size_text(bill.advised)}, but its own figures add up to"
-                f" {size_text(bill.right)}. The difference of {size_text(off)} matches graphs of"
-                f" {size_text(bill.graphs)} that it subtracts twice."
+                f"The engine suggests a pool of {size_text(breakdown.advised)}, but its own figures add up to"
+                f" {size_text(breakdown.right)}. The difference of {size_text(off)} matches graphs of"
+                f" {size_text(breakdown.graphs)} that it subtracts twice."
             ),
             do_now=("Ignore the suggestion.",),
-            change=(f"To set a size, use --kv-cache-memory-bytes {bill.right}.",),
+            change=(f"To set a size, use --kv-cache-memory-bytes {breakdown.right}.",),
             wont_help=("Restarting: the engine computes the suggestion the same way (vLLM 0.27 to 0.33, #57936).",),
-            missing="" if bill.source == "log" else "the requested share: the log's memory breakdown has it",
+            missing="" if breakdown.source == "log" else "the requested share: the log's memory breakdown has it",
         )

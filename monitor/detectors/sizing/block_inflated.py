@@ -26,7 +26,7 @@ class BlockInflated(Detector[Judgement]):
     position = 610
 
     min_block = Threshold(256, "tokens", "blocks that are chosen, not made to fit other layers, are smaller")
-    min_requests = Threshold(4, "requests", "fewer say nothing of the load")
+    min_requests = Threshold(4, "requests", "fewer do not represent the load")
     min_usage = Threshold(0.5, "of the pool", "below this, no request is short of room")
     max_filled = Threshold(
         0.5, "of the reserved", "the last block of each request is half empty on average, the others are full"

@@ -29,35 +29,35 @@ class KvTooLarge(Detector[Judgement]):
         if figures is not None:
             yield from self._judge_figures(ledger, settings, figures)
 
-    def _judge_figures(self, ledger: EngineLedger, settings: Settings, bill: MemoryFigures) -> Iterator[Judgement]:
-        over = bill.graphs - bill.kept
-        if over <= bill.slack or bill.device_free >= settings(self.min_free_mib) * MEBIBYTE:
+    def _judge_figures(self, ledger: EngineLedger, settings: Settings, breakdown: MemoryFigures) -> Iterator[Judgement]:
+        over = breakdown.graphs - breakdown.kept
+        if over <= breakdown.slack or breakdown.device_free >= settings(self.min_free_mib) * MEBIBYTE:
             return
-        smaller = max(bill.kv_pool - over - HEADROOM, 0)
+        smaller = max(breakdown.kv_pool - over - HEADROOM, 0)
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="confirmed" if bill.source == "stream" else "likely",
-            position=bill.position,
+            verdict="confirmed" if breakdown.source == "stream" else "likely",
+            position=breakdown.position,
             evidence=(
-                Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
-                Evidence("graphs_reserved", bill.kept, "bytes", bill.source, bill.position),
-                Evidence("device_free", bill.device_free, "bytes", bill.source, bill.position),
-                Evidence("device_total", bill.device_total, "bytes", bill.source, bill.position),
-                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+                Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
+                Evidence("graphs_reserved", breakdown.kept, "bytes", breakdown.source, breakdown.position),
+                Evidence("device_free", breakdown.device_free, "bytes", breakdown.source, breakdown.position),
+                Evidence("device_total", breakdown.device_total, "bytes", breakdown.source, breakdown.position),
+                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
             ),
             explanation=(
-                f"The pool was sized with {size_text(bill.kept)} kept for graphs, which then took"
-                f" {size_text(bill.graphs)}: {size_text(bill.device_free)} of {size_text(bill.device_total)} are"
-                " free, and the next larger step may run out of memory."
+                f"The pool was sized with {size_text(breakdown.kept)} kept for graphs, which then took"
+                f" {size_text(breakdown.graphs)}: {size_text(breakdown.device_free)} of"
+                f" {size_text(breakdown.device_total)} are free, and the next larger step may run out of memory."
             ),
             do_now=("Leave it running, but do not raise the load or start anything else on this device.",),
             change=(
-                f"Start with --kv-cache-memory-bytes {smaller}, which leaves room for the graphs and 150 MiB; or lower"
+                f"Start with --kv-cache-memory-bytes {smaller}, which leaves room for the graphs and 150 MiB, or lower"
                 " --gpu-memory-utilization.",
                 "Let the engine estimate its graphs before it sizes the pool (vLLM: on by default since 0.21;"
                 " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 since 0.18), or disable graphs (--enforce-eager).",
             ),
             wont_help=("Lowering --max-num-seqs alone: the pool then takes the memory that this saves.",),
-            missing="" if bill.source == "stream" else "the device's free memory now: the log covers only startup",
+            missing="" if breakdown.source == "stream" else "the device's free memory now: the log covers only startup",
         )

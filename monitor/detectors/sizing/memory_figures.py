@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from kvscope.monitor.analysis.memory_breakdown import (
     GIB_B,
     HEADROOM,
-    NoBill,
-    bill_of,
+    NoBreakdown,
+    breakdown_of,
     fit_requested,
     measured,
     parts,
@@ -77,22 +77,22 @@ def _figures_of_log(ledger: EngineLedger) -> MemoryFigures | None:
     if "memory_total_gib" not in facts:
         return None
     try:
-        bill, _ = bill_of(facts.values())
-    except NoBill:
+        breakdown, _ = breakdown_of(facts.values())
+    except NoBreakdown:
         return None
     advised = facts.get("suggested_fit_requested_bytes")
     estimate = facts.get(GRAPHS_ESTIMATE)
     return MemoryFigures(
         "log",
         facts["memory_total_gib"].position,
-        bill.device_total,
-        parts(bill)["left free"] if bill.kv_cache is not None else bill.device_total,
-        bill.kv_cache or 0,
-        bill.graphs,
+        breakdown.device_total,
+        parts(breakdown)["left free"] if breakdown.kv_cache is not None else breakdown.device_total,
+        breakdown.kv_cache or 0,
+        breakdown.graphs,
         round(float(estimate.value) * GIB_B) if estimate is not None else 0,
         int(advised.value) if advised is not None else None,
-        fit_requested(bill).kv_cache_memory,
-        rounding(bill),
+        fit_requested(breakdown).kv_cache_memory,
+        rounding(breakdown),
     )
 
 

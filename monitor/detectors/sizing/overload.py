@@ -42,7 +42,7 @@ class Overload(Detector[Judgement]):
     min_turnover = Threshold(
         2, "times", "until each place was given twice, a queue also grows while long requests fill the pool"
     )
-    min_wait_s = Threshold(30, "s", "a request that arrives now waits at least so long; less is a queue as usual")
+    min_wait_s = Threshold(30, "s", "a request that arrives now waits at least this long. A shorter queue is normal")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the rates, if the queue grows."""

@@ -30,32 +30,32 @@ class Overreserved(Detector[Judgement]):
         if figures is not None:
             yield from self._judge_figures(ledger, settings, figures)
 
-    def _judge_figures(self, ledger: EngineLedger, settings: Settings, bill: MemoryFigures) -> Iterator[Judgement]:
-        unused = bill.kept - bill.graphs
+    def _judge_figures(self, ledger: EngineLedger, settings: Settings, breakdown: MemoryFigures) -> Iterator[Judgement]:
+        unused = breakdown.kept - breakdown.graphs
         if (
-            bill.kept <= settings(self.min_times) * bill.graphs + bill.slack
-            or unused < settings(self.min_share) * bill.device_total
+            breakdown.kept <= settings(self.min_times) * breakdown.graphs + breakdown.slack
+            or unused < settings(self.min_share) * breakdown.device_total
         ):
             return
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed",
-            position=bill.position,
+            position=breakdown.position,
             evidence=(
-                Evidence("graphs_reserved", bill.kept, "bytes", bill.source, bill.position),
-                Evidence("graphs_actual", bill.graphs, "bytes", bill.source, bill.position),
-                Evidence("graphs_reserved_unused", unused, "bytes", bill.source, bill.position),
-                Evidence("kv_pool", bill.kv_pool, "bytes", bill.source, bill.position),
+                Evidence("graphs_reserved", breakdown.kept, "bytes", breakdown.source, breakdown.position),
+                Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
+                Evidence("graphs_reserved_unused", unused, "bytes", breakdown.source, breakdown.position),
+                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
             ),
             explanation=(
-                f"{size_text(bill.kept)} were reserved for graphs, which took {size_text(bill.graphs)}:"
+                f"{size_text(breakdown.kept)} were reserved for graphs, which took {size_text(breakdown.graphs)}:"
                 f" {size_text(unused)} of the device stay unused,"
-                f" {percent(unused / bill.kv_pool) if bill.kv_pool else 'all'} of the pool's size."
+                f" {percent(unused / breakdown.kv_pool) if breakdown.kv_pool else 'all'} of the pool's size."
             ),
             do_now=("Nothing to repair: the pool is only smaller than it could be.",),
             change=(
-                f"Start with --kv-cache-memory-bytes {bill.kv_pool + unused}, the pool plus the unused memory.",
+                f"Start with --kv-cache-memory-bytes {breakdown.kv_pool + unused}, the pool plus the unused memory.",
                 "Or reserve nothing for graphs and lower --gpu-memory-utilization by their size (vLLM:"
                 " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0).",
             ),

@@ -86,9 +86,9 @@ def _counts_at_the_end(ledger: EngineLedger) -> bool:
     return fact is not None and fact.value == "sglang"
 
 
-PROCESS_LIVES: Final = "The process is alive: the thread of its event stream still responds."
-NOTHING_HEARD: Final = "The process has sent nothing"
-NO_SIGN_OF_LIFE: Final = "a heartbeat, or the process's state (ps -o stat= -p PID)"
+PROCESS_IS_ALIVE: Final = "The process is alive: the thread of its event stream still responds."
+NOTHING_RECEIVED: Final = "The process has sent nothing"
+NO_ACTIVITY: Final = "a heartbeat, or the process's state (ps -o stat= -p PID)"
 NO_STACK: Final = "whether the step is only slow: a stack of the process (py-spy dump --pid PID)"
 
 
@@ -106,7 +106,7 @@ class EngineStalled(Detector[Judgement]):
     text_times_longest = TIMES_LONGEST
     grace_s = Threshold(4.5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
     slower_than_expected = Threshold(
-        1.5, "times", "the model of step times is this far off at most; jitter as it was measured is allowed beside it"
+        1.5, "times", "the model of step times is at most this far off, apart from the measured jitter"
     )
     early_steps = Threshold(
         50, "steps", "the first steps compile kernels, and the model of step times learns from them"
@@ -117,10 +117,12 @@ class EngineStalled(Detector[Judgement]):
     first_of_epoch_s = Threshold(
         300,
         "s",
-        "the first step may compile for minutes in a large model; a stall in it is information until then",
+        "the first step of a large model may compile for minutes. Until then, a stall in it is information",
     )
     most_growth = Threshold(
-        5, "times", "a step larger than any before takes in proportion more at most; far larger ones are another kind"
+        5,
+        "times",
+        "a step larger than any before takes at most proportionally longer. Far larger ones are another kind",
     )
     longest_times = LONGEST_TIMES
     least_scrapes = LEAST_SCRAPES
@@ -170,16 +172,16 @@ class EngineStalled(Detector[Judgement]):
         waiting = [record for record in living.waiting if not record.not_queued_ns]
         if state.stopped_ns or not (running or waiting or steps_in_flight(ledger)):
             return
-        silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
-        heard = silent_s < 3 * LIVE_HEARTBEAT_S
-        halt = _halt(ledger, running, waiting, heard)
+        silent_s = (ledger.now_ns - ledger.last_received_ns) / 1e9
+        is_received = silent_s < 3 * LIVE_HEARTBEAT_S
+        halt = _halt(ledger, running, waiting, is_received)
         if halt is None:
             return
         step, since, what = halt
         grace = settings(self.grace_s)
         since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
         age = ledger.age_s(since)
-        if not heard:
+        if not is_received:
             age = max(age if step else 0.0, silent_s)
         if age < grace / 2:
             return
@@ -189,11 +191,15 @@ class EngineStalled(Detector[Judgement]):
             return
         longest = settings(self.longest_times) * allowance.longest_s if allowance is not None else 0.0
         known = allowance is None or (not allowance.unseen and age > longest)
-        verdict: Verdict = "confirmed" if heard and known and not state.damaged else "likely"
+        verdict: Verdict = "confirmed" if is_received and known and not state.damaged else "likely"
         if age < allowed and allowance is not None and allowance.unseen:
             verdict = "cannot-tell"
         quiet = allowance is not None and age < allowance.information_s
-        alive = PROCESS_LIVES if heard else f"{NOTHING_HEARD} for {duration(silent_s)}: it is frozen, dead or cut off."
+        alive = (
+            PROCESS_IS_ALIVE
+            if is_received
+            else f"{NOTHING_RECEIVED} for {duration(silent_s)}: it is frozen, dead or cut off."
+        )
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
@@ -216,7 +222,7 @@ class EngineStalled(Detector[Judgement]):
             do_now=UNSEEN_DO_NOW if allowance and allowance.unseen else STALLED_DO_NOW,
             change=STALLED_CHANGE,
             wont_help=STALLED_WONT_HELP,
-            missing="" if verdict == "confirmed" else NO_STACK if heard else NO_SIGN_OF_LIFE,
+            missing="" if verdict == "confirmed" else NO_STACK if is_received else NO_ACTIVITY,
         )
 
     def _step_limits(self) -> StepLimits:
@@ -299,7 +305,7 @@ class EngineStalled(Detector[Judgement]):
 
 
 def _halt(
-    ledger: EngineLedger, running: list[RequestState], waiting: list[RequestState], heard: bool
+    ledger: EngineLedger, running: list[RequestState], waiting: list[RequestState], is_received: bool
 ) -> tuple[StepInFlight | None, int, str] | None:
     """Return the step in flight, if any, since when (monotonic) nothing moves, and the evidence, or None if the engine
     has a reason not to step.
@@ -312,11 +318,11 @@ def _halt(
         return step, since, f"step {step.step}{tokens} was launched and has not completed"
     if ledger.state.mode:
         return None  # its operator has paused it, or put it to sleep
-    if heard and (ledger.beats.passes_advanced or not ledger.beats.count):
+    if is_received and (ledger.beats.passes_advanced or not ledger.beats.count):
         return None  # the scheduler makes passes and finds nothing to run, or this reader came too late to know
-    if heard and not running and all(is_outside(record) for record in waiting):
+    if is_received and not running and all(is_outside(record) for record in waiting):
         return None  # what they wait for wakes it
-    if heard and ledger.description.engine == "vllm" and not ledger.description.reports_modes:
+    if is_received and ledger.description.engine == "vllm" and not ledger.description.reports_modes:
         return None  # a recording of an earlier probe: the engine may be paused
     since = max(ledger.state.now_ns, _last_progress(running), ledger.looked_ns)
     return None, since, "no step was launched though there is work"
@@ -344,11 +350,11 @@ def _stall_evidence(
     ledger: EngineLedger, living: Living, step: StepInFlight | None, age: float, allowed: float, since_at: str
 ) -> tuple[Evidence, ...]:
     state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
-    silent_s = (ledger.now_ns - ledger.heard_ns) / 1e9
+    silent_s = (ledger.now_ns - ledger.last_received_ns) / 1e9
     return (
         Evidence("stalled_s", round(age, 1), "s", position=since_at),
         Evidence("allowed_s", round(allowed, 1), "s", position=at(state.places.started)),
-        Evidence("silent_s", round(silent_s, 1), "s", position=str(ledger.heard_at)),
+        Evidence("silent_s", round(silent_s, 1), "s", position=str(ledger.last_received_at)),
         Evidence(
             "step_in_flight",
             step.step if step else "none",

@@ -56,7 +56,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
     grace_s = Threshold(
         120,
         "s",
-        "first come first served is the rule, and a large request waits for others to end; not for minutes",
+        "first come, first served is the rule, and a large request waits for others to end, but not for minutes",
     )
     idle_grace_s = Threshold(
         30,

@@ -37,13 +37,13 @@ class LostWakeup(Detector[Judgement]):
             yield from self._from_stream(ledger, settings, fetch_waits(ledger).not_noticed)
 
     def _from_stream(
-        self, ledger: EngineLedger, settings: Settings, unheard: list[RequestState]
+        self, ledger: EngineLedger, settings: Settings, unprocessed: list[RequestState]
     ) -> Iterator[Judgement]:
         state, at, beat, awake_ns = ledger.state, ledger.at, ledger.state.heartbeat, ledger.looked_ns
         if beat is None:
             return
         late = overdue_requests(
-            ledger, unheard, lambda r: max(r.fetch_ended_ns, awake_ns), beat.at_ns, settings(self.grace_s)
+            ledger, unprocessed, lambda r: max(r.fetch_ended_ns, awake_ns), beat.at_ns, settings(self.grace_s)
         )
         if late is None:
             return

@@ -50,7 +50,7 @@ class NeverFits(Detector[Judgement]):
     requires = ("stream", "metrics", "log")
     position = 200
 
-    grace_s = Threshold(1, "s", "the arithmetic is certain; this only lets a client that gives up at once pass")
+    grace_s = Threshold(1, "s", "the arithmetic is certain. This only excludes a client that gives up at once")
     figures_grace_s = Threshold(
         30, "s", "a pause for new weights is shorter, and in one long step the queue may look like this"
     )
@@ -188,7 +188,7 @@ class NeverFits(Detector[Judgement]):
         first, last = samples[start], samples[-1]
         waiting = last.waiting or 0
         if last.deferred and last.deferred >= waiting:
-            return  # they wait for something other than room, and the engine says so
+            return  # they wait for something other than room, and the engine reports it
         age = seconds_apart(first, last)
         scrapes = settings(LEAST_SCRAPES) * scrape_interval_s(samples)
         longest = settings(LONGEST_TIMES) * moving_pause_s(samples[:start])

@@ -39,7 +39,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
     position = 220
 
     grace_s = Threshold(
-        5, "s", "nothing runs and nothing is fetched, so nothing can change; this lets a client that gives up pass"
+        5, "s", "nothing runs and nothing is fetched, so nothing can change. This only excludes a client that gives up"
     )
 
     def causes(self) -> Causes[ShortOfBlocks]:
@@ -63,7 +63,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
             return
         held = sorted({block for record in holders for block in record.blocks})
         if head.blocks_needed > head.blocks_free_then + len(held):
-            return  # even with these it lacks some: whoever holds those is the trouble
+            return  # even with these it is short of blocks: the holder of those is the problem
         since = max(state.launched_ns, head.since_ns, *(record.since_ns for record in holders))
         age, grace = (ledger.looked_ns - since) / 1e9, settings(self.grace_s)
         if age < grace / 2:

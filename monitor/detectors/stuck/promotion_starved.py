@@ -34,7 +34,9 @@ class PromotionStarved(Detector[Judgement]):
     position = 250
 
     grace_s = Threshold(
-        10, "s", "who is ready is looked at in the next pass, or the one after a full step; not seconds later"
+        10,
+        "s",
+        "a ready request is considered in the next pass, or in the one after a full step, and not seconds later",
     )
 
     def causes(self) -> Causes[Judgement]:

@@ -9,7 +9,9 @@ from kvscope.monitor.detectors.thresholds import Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 AFTER_S: Final = Threshold(
-    2, "s", "ranks that wait for one another stop within a step of each other; one that goes on for longer does not"
+    2,
+    "s",
+    "ranks that wait for one another stop within a step of each other. A rank that steps on for longer does not wait",
 )
 """A threshold of stuck.rank-diverged. Below it every rank that stands still is stuck.engine-stalled."""
 

@@ -36,7 +36,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
 
-REFETCH: Final = "Close its connection and resend the request: its KV is fetched or computed anew."
+REFETCH: Final = "Close its connection and resend the request: its KV is fetched or computed again."
 
 
 def _began_at(record: RequestState) -> int:

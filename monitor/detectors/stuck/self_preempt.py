@@ -26,7 +26,7 @@ class SelfPreempt(Detector[Judgement]):
     position = 290
 
     min_times = Threshold(
-        3, "times", "alone in the pool nothing changes from one time to the next; the third is no accident"
+        3, "times", "alone in the pool, nothing changes from one preemption to the next, so the third is no accident"
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

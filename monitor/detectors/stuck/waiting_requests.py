@@ -87,10 +87,10 @@ def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, uns
     unseen: the signal that would exclude a slow but sound wait, which a time alone does not. With one, the verdict is
     likely.
     """
-    surest: Verdict = "likely" if unseen else stream_verdict(ledger)
+    best_verdict: Verdict = "likely" if unseen else stream_verdict(ledger)
     return Judgement(
         engine=ledger.engine,
-        verdict="cannot-tell" if own.get("severity") == "info" else surest,
+        verdict="cannot-tell" if own.get("severity") == "info" else best_verdict,
         pending=late.pending,
         since_ns=ledger.wall(late.since_ns),
         position=ledger.at(began_at),
@@ -121,4 +121,4 @@ def watchdog_report(records: Iterable[RequestState]) -> str:
         return "has not spoken"
     step = min(record.stalled_since_step for record in stalled)
     since = f"since step {step}" if step >= 0 else "since before any step"
-    return f"says so too, of {counted(len(stalled), 'request')}, {since}"
+    return f"reports it too, for {counted(len(stalled), 'request')}, {since}"

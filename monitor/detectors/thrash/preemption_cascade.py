@@ -33,7 +33,7 @@ class PreemptionCascade(Detector[Judgement]):
     min_requests = Threshold(
         3, "requests", "of two, only the first can be seen to have given nothing back, which may be a chance"
     )
-    remember_s = Threshold(120, "s", "a pool that is full is so again and again: the same trouble")
+    remember_s = Threshold(120, "s", "a full pool fills up repeatedly, and each time belongs to the same incident")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the passes that preempted many requests and freed no block."""

@@ -80,27 +80,27 @@ class PreemptionThrash(Detector[Judgement]):
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         window_s = settings(self.window_s)
         recent = recent_preemptions(ledger, window_s)
-        in_vain = [one for one in recent if one.computed and not one.outputs]
-        hit = preempted_names(in_vain)
+        without_output = [one for one in recent if one.computed and not one.outputs]
+        hit = preempted_names(without_output)
         if len(hit) < settings(self.min_requests):
             return
-        wasted, last_at = sum(one.computed for one in in_vain), ledger.at(in_vain[-1].at)
+        wasted, last_at = sum(one.computed for one in without_output), ledger.at(without_output[-1].at)
         state = ledger.state
         first = point_at(ledger, ledger.now_ns - window_s * 1e9)
         computed = state.totals.computed_tokens - first.computed_tokens
         if wasted < settings(self.min_share) * max(computed, 1):
             return
-        began = in_vain[0].at_ns
+        began = without_output[0].at_ns
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if ledger.state.damaged else "confirmed",
             since_ns=ledger.wall(began),
-            position=ledger.at(in_vain[0].at),
+            position=ledger.at(without_output[0].at),
             requests=hit,
             evidence=(
                 Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
-                Evidence("preemptions_without_output", len(in_vain), "preemptions", position=last_at),
+                Evidence("preemptions_without_output", len(without_output), "preemptions", position=last_at),
                 Evidence("requests_preempted_without_output", len(hit), "requests", position=last_at),
                 Evidence("tokens_wasted", wasted, "tokens", position=last_at),
                 Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
@@ -108,19 +108,19 @@ class PreemptionThrash(Detector[Judgement]):
                     "share_wasted",
                     round(wasted / max(computed, 1), 4),
                     "of the computed",
-                    position=ledger.at(in_vain[-1].at, state.places.progressed),
+                    position=ledger.at(without_output[-1].at, state.places.progressed),
                 ),
                 Evidence(
                     "max_preemptions_per_request",
-                    max(Counter(one.id for one in in_vain).values()),
+                    max(Counter(one.id for one in without_output).values()),
                     "preemptions",
                     position=last_at,
                 ),
             ),
             explanation=(
                 f"Since {clock_time(ledger.wall(began))}, {counted(len(hit), 'request')} lost their blocks"
-                f" {counted(len(in_vain), 'time')} before producing one output token: {counted(wasted, 'token')} of"
-                f" computation were wasted, {percent(min(wasted / max(computed, 1), 1))} of all computed tokens. The"
+                f" {counted(len(without_output), 'time')} before producing one output token: {counted(wasted, 'token')}"
+                f" of computation were wasted, {percent(min(wasted / max(computed, 1), 1))} of all computed tokens. The"
                 " engine admits them when only a part of each prompt fits, and they then take blocks from each"
                 " other."
             ),

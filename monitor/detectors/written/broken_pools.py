@@ -62,7 +62,7 @@ def free_list_contradicts(view: WrittenView) -> Iterator[TextJudgement]:
             " twice (corrupt.double-free), or freed while another part of the engine still used it, leaves such a list."
         ),
         do_now=_AFTER_CORRUPTION,
-        change=("Report it with the lines above it; until it is fixed run without block reuse or the connector.",),
+        change=("Report it with the lines above it. Until it is fixed, run without block reuse or the connector.",),
         wont_help=_NO_REMEDY,
         missing=_WHICH_REQUEST,
     )

@@ -28,7 +28,7 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
     yield TextJudgement(
         code="stuck.remote-load",
         engine=view.engine,
-        verdict="cannot-tell" if aborted and not view.said("transfer_lost", *COMPLAINTS) else "likely",
+        verdict="cannot-tell" if aborted and not view.states("transfer_lost", *COMPLAINTS) else "likely",
         since_ns=first.at_ns or 0,
         position=first.position,
         evidence=(

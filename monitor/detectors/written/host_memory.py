@@ -15,8 +15,8 @@ _ON_THE_HOST: Final = ("offload", "connector", "pinned", "remote_load")
 def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield the case of a person who names host memory in a text without any KV there."""
     grows = view.phrases("host_memory_grows")
-    said = [*grows, *view.phrases("host_process_killed")]
-    if not said or view.said(*_ON_THE_HOST, "stuck", "waits_unserved", "start_fails"):
+    phrases = [*grows, *view.phrases("host_process_killed")]
+    if not phrases or view.states(*_ON_THE_HOST, "stuck", "waits_unserved", "start_fails"):
         return
     if view.mentioned("connector_named", "out_of_memory", "swap_space_exhausted", "tier_allocation_failed"):
         return
@@ -24,8 +24,8 @@ def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
         code="held.not-memory",
         engine=view.engine,
         verdict="likely" if grows else "cannot-tell",
-        position=said[0].position,
-        evidence=quotes(said),
+        position=phrases[0].position,
+        evidence=quotes(phrases),
         explanation=(
             "The report is about host memory. The KV pool is device memory of a fixed size, and nothing in the text"
             " offloads KV to the host, so blocks do not cause the growth. Input caches, serialized messages and"

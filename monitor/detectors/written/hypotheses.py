@@ -13,7 +13,7 @@ from kvscope.monitor.detectors.written.pool_pressure import NEARLY_EMPTY
 from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
 from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, quotes
 from kvscope.monitor.events.samples import ReportedEvent
-from kvscope.monitor.sources.text_events import SAID_PREFIX
+from kvscope.monitor.sources.text_events import PHRASE_PREFIX
 
 MOST: Final = 3
 WORTH: Final = 0.5
@@ -43,7 +43,7 @@ _SHOWN_BY: Final = (
     (("tier_allocation_failed",), ("tier_full", "offload")),
 )
 """Concepts that lines of these classes show, whether printed or mentioned in a sentence."""
-_TROUBLES: Final = (
+_PROBLEMS: Final = (
     "fails",
     "head_blocks",
     "transfer_lost",
@@ -73,9 +73,9 @@ _NEXT_OF: Final = {
 
 def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, str]) -> Iterator[TextJudgement]:
     """Yield the possible causes of the report, without `known`, which other functions have judged."""
-    if not (view.said(*COMPLAINTS, *_TROUBLES) or view.mentioned(*_FAILURES)):
+    if not (view.states(*COMPLAINTS, *_PROBLEMS) or view.mentioned(*_FAILURES)):
         return
-    if view.said("feature_request") and not (view.samples or view.mentioned(*_FAILURES)):
+    if view.states("feature_request") and not (view.samples or view.mentioned(*_FAILURES)):
         return  # what it wants to see names states that nobody reports
     concepts = _concepts(view)
     scored = [(score, row) for row in HYPOTHESES if row.code not in known and (score := _score(row, concepts))]
@@ -88,7 +88,7 @@ def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, s
 
 def _concepts(view: WrittenView) -> set[str]:
     """Return the concepts that the prose names, and those that statistics and lines show."""
-    found = {name.removeprefix(SAID_PREFIX) for name in view.reported.names() if name.startswith(SAID_PREFIX)}
+    found = {name.removeprefix(PHRASE_PREFIX) for name in view.reported.names() if name.startswith(PHRASE_PREFIX)}
     if view.mentioned("connector_named") or "kv_connector" in view.facts:
         found.add("connector")
     if view.mentioned("attention_block_size"):

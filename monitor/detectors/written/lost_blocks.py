@@ -119,7 +119,7 @@ def slots_leaked(view: WrittenView) -> Iterator[TextJudgement]:
             " free."
         ),
         do_now=("Restart the engine during a quiet time.",),
-        change=("Report it to the engine's project; a higher --max-running-requests only delays it.",),
+        change=("Report it to the engine's project. A higher --max-running-requests only delays it.",),
         wont_help=("More KV memory.",),
         missing="which request kept its slot",
     )
@@ -132,9 +132,9 @@ def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
     if len(idle) < HELD_LINES or not (delayed or view.mentioned("connector_named") or "kv_connector" in view.facts):
         return
     last = idle[-1]
-    stands = view.said("stuck", "waits_unserved", "not_freed")
+    stands = view.states("stuck", "waits_unserved", "not_freed")
     if not stands:
-        return  # a consumer may fetch them yet: whether it does only time tells
+        return  # a consumer may still fetch them
     usage = last.usage or 0.0
     held_s = seconds_between(idle[0], last, len(idle))
     yield TextJudgement(
@@ -274,7 +274,7 @@ def outer_tier_full(view: WrittenView) -> Iterator[TextJudgement]:
     yield TextJudgement(
         code="stuck.outer-tier",
         engine=view.engine,
-        verdict="likely" if view.said("stuck", "waits_unserved", "slow") else "cannot-tell",
+        verdict="likely" if view.states("stuck", "waits_unserved", "slow") else "cannot-tell",
         since_ns=lines[0].at_ns or 0,
         position=lines[0].position,
         evidence=(
@@ -299,7 +299,7 @@ def outer_misses(view: WrittenView) -> Iterator[TextJudgement]:
     hits = sum(number_of(line, "hits") or 0 for line in lookups)
     if len(lookups) < HELD_LINES or not stored or hits:
         return
-    if not view.said("shared_prompts", "tier_misses", "prefix_misses"):
+    if not view.states("shared_prompts", "tier_misses", "prefix_misses"):
         return  # prompts that share nothing miss too
     yield TextJudgement(
         code="collapse.outer-hits",

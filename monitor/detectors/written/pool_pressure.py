@@ -71,22 +71,26 @@ def _longest_request(view: WrittenView) -> int | None:
 def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a request that the report sizes above the pool that the engine prints."""
     capacity = capacity_tokens(view.facts)
-    told = [
+    reported = [
         line for line in view.reported.of("request_size") if capacity and (number_of(line, "tokens") or 0) > capacity
     ]
-    if capacity is None or not told or not (view.said("stuck", "waits_unserved") or _waits_unserved(view.samples)):
+    if (
+        capacity is None
+        or not reported
+        or not (view.states("stuck", "waits_unserved") or _waits_unserved(view.samples))
+    ):
         return
-    tokens = number_of(told[0], "tokens") or 0
+    tokens = number_of(reported[0], "tokens") or 0
     size = view.facts.get("kv_cache_size_tokens") or view.facts["max_concurrency"]
     yield TextJudgement(
         code="stuck.never-fits",
         engine=view.engine,
         verdict="likely",
-        position=told[0].position,
+        position=reported[0].position,
         evidence=(
-            Evidence("request_size", round(tokens), "tokens", "report", told[0].position),
+            Evidence("request_size", round(tokens), "tokens", "report", reported[0].position),
             Evidence("pool_capacity", capacity, "tokens", "log", size.position),
-            *quotes([*told[:1], *view.phrases("stuck", "waits_unserved")[:1]]),
+            *quotes([*reported[:1], *view.phrases("stuck", "waits_unserved")[:1]]),
         ),
         explanation=(
             f"A request of {tokens:,.0f} tokens was sent and the pool holds {capacity:,}. It can never run, and the"
@@ -195,8 +199,8 @@ def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
 
 def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield an answer without an end from a healthy engine."""
-    said = view.phrases("endless_output")
-    if not said:
+    phrases = view.phrases("endless_output")
+    if not phrases:
         return
     alive = [sample for sample in view.samples if sample.running and sample.generation_tokens_per_s]
     yield TextJudgement(
@@ -204,8 +208,8 @@ def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
         engine=view.engine,
         verdict="likely" if len(alive) >= LINES_IN_A_ROW else "cannot-tell",
         since_ns=(alive[0].at_ns or 0) if alive else 0,
-        position=said[0].position,
-        evidence=(Evidence("lines_with_tokens", len(alive), "lines", "log"), *quotes(said)),
+        position=phrases[0].position,
+        evidence=(Evidence("lines_with_tokens", len(alive), "lines", "log"), *quotes(phrases)),
         explanation=(
             "The model generates until it reaches its limit"
             + (f": tokens are computed in {counted(len(alive), 'line')}, so the engine is healthy." if alive else ".")
@@ -229,8 +233,8 @@ def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
             sample.generation_tokens_per_s or sample.prompt_tokens_per_s or sample.usage < view.settings(STANDING_USAGE)
         )
     ]
-    said = view.phrases("slow", "stuck", "usage_low")
-    if not samples or not said or len(samples) < len(view.samples):
+    phrases = view.phrases("slow", "stuck", "usage_low")
+    if not samples or not phrases or len(samples) < len(view.samples):
         return
     highest = max(sample.usage or 0 for sample in samples)
     if highest >= view.settings(NEARLY_EMPTY) or any(sample.waiting for sample in samples):
@@ -245,7 +249,7 @@ def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
         evidence=(
             Evidence("highest_usage", round(100 * highest, 1), "%", "log", last.position),
             Evidence("running", last.running or 0, "requests", "log", last.position),
-            *quotes(said[:1]),
+            *quotes(phrases[:1]),
         ),
         explanation=(
             f"At most {percent(highest)} of the pool is in use in these lines and no request waits for it: KV memory"
@@ -301,8 +305,8 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
         for line in reads
         if "prefix_cache_hits" in str(line.fields["metric"]) and "external" not in str(line.fields["metric"])
     ]
-    said = view.phrases("shared_prompts", "prefix_misses")
-    if not queries or not hits or not said:
+    phrases = view.phrases("shared_prompts", "prefix_misses")
+    if not queries or not hits or not phrases:
         return
     asked, found = number_of(queries[-1], "value") or 0, number_of(hits[-1], "value") or 0
     if not asked or found:
@@ -315,7 +319,7 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
         evidence=(
             Evidence("looked_up_tokens", round(asked), "tokens", "metrics", queries[-1].position),
             Evidence("hit_tokens", 0, "tokens", "metrics", hits[-1].position),
-            *quotes(said[:2]),
+            *quotes(phrases[:2]),
         ),
         explanation=(
             f"{asked:,.0f} prompt tokens were looked up in the prefix cache without a hit, although prompts share a"
@@ -335,8 +339,8 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
 def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a scheduler with nothing to do while clients wait."""
     idle = bool(view.samples) and view.samples[-1].running == 0 and view.samples[-1].waiting == 0
-    said = view.phrases("unanswered")
-    if not (idle and said and view.said("front_end", "answers_health")):
+    phrases = view.phrases("unanswered")
+    if not (idle and phrases and view.states("front_end", "answers_health")):
         return
     last = view.samples[-1]
     yield TextJudgement(
@@ -347,7 +351,7 @@ def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
         evidence=(
             Evidence("running", 0, "requests", last.source, last.position),
             Evidence("waiting", 0, "requests", last.source, last.position),
-            *quotes([*said, *view.phrases("front_end")]),
+            *quotes([*phrases, *view.phrases("front_end")]),
         ),
         explanation=(
             "The scheduler has neither running nor waiting requests while clients wait for answers: the requests or"
@@ -372,16 +376,17 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
         None,
     )
     allocated = view.lines("pool_allocated")
-    said = view.phrases("memory_taken", "asks_about_pool")
+    phrases = view.phrases("memory_taken", "asks_about_pool")
     if view.is_report() or view.samples or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
         return
-    if not said and ((pool is None and not allocated) or not (view.said("question") or view.lines("start_up_done"))):
+    is_asked = view.states("question") or view.lines("start_up_done")
+    if not phrases and ((pool is None and not allocated) or not is_asked):
         return
     yield TextJudgement(
         code="held.pool-reserved",
         engine=view.engine,
         verdict="likely" if pool is not None or allocated else "cannot-tell",
-        position=pool.position if pool is not None else (allocated or said)[0].position,
+        position=pool.position if pool is not None else (allocated or phrases)[0].position,
         evidence=(
             *(
                 (
@@ -392,7 +397,7 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
                 if pool is not None
                 else ()
             ),
-            *quotes([*allocated[:1], *said]),
+            *quotes([*allocated[:1], *phrases]),
         ),
         explanation=(
             "This memory is the KV pool. At startup the engine allocates everything that its share of the device"

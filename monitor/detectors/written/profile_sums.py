@@ -8,9 +8,9 @@ from typing import Final
 from kvscope.monitor.analysis.memory_breakdown import (
     GIB_B,
     HEADROOM,
-    Bill,
-    NoBill,
-    bill_of,
+    MeasuredMemory,
+    NoBreakdown,
+    breakdown_of,
     fit_requested,
     over_requested,
     rounding,
@@ -32,40 +32,41 @@ def graphs_above_the_share(view: WrittenView) -> Iterator[TextJudgement]:
 
     The sums alone are no problem: most devices have that room outside the share.
     """
-    if not view.said("out_of_memory") or view.lines("out_of_memory"):
+    if not view.states("out_of_memory") or view.lines("out_of_memory"):
         return
     try:
-        bill, _ = bill_of(view.facts.values())
-    except NoBill:
+        breakdown, _ = breakdown_of(view.facts.values())
+    except NoBreakdown:
         return
-    over, slack = over_requested(bill), rounding(bill)
-    if over is None or bill.kv_cache is None or over <= slack or bill.graphs <= slack:
+    over, slack = over_requested(breakdown), rounding(breakdown)
+    if over is None or breakdown.kv_cache is None or over <= slack or breakdown.graphs <= slack:
         return
     position = view.facts["memory_total_gib"].position
-    fits, largest = fit_requested(bill).kv_cache_memory, use_all(bill).kv_cache_memory
+    fits, largest = fit_requested(breakdown).kv_cache_memory, use_all(breakdown).kv_cache_memory
     yield TextJudgement(
         code="sizing.kv-too-large",
         engine=view.engine,
         verdict="likely",
         position=position,
         evidence=(
-            Evidence("graphs_actual", bill.graphs, "bytes", "log", position),
-            Evidence("kv_pool", bill.kv_cache, "bytes", "log", position),
+            Evidence("graphs_actual", breakdown.graphs, "bytes", "log", position),
+            Evidence("kv_pool", breakdown.kv_cache, "bytes", "log", position),
             Evidence("above_the_share", over, "bytes", "log", position),
-            *_recomputed_suggestions(view, bill, position),
+            *_recomputed_suggestions(view, breakdown, position),
             *quotes(view.phrases("out_of_memory", "graphs")),
         ),
         explanation=(
             f"The profile sized the pool before graphs were captured and left them out: they took"
-            f" {bill.graphs / GIB_B:.2f} GiB, and the engine is {over / GIB_B:.2f} GiB above the"
-            f" {bill.requested / GIB_B:.2f} GiB that it was to take. {_recomputed(view, bill)} With a share near 1"
-            " the same omission runs out of memory."
+            f" {breakdown.graphs / GIB_B:.2f} GiB, and the engine is {over / GIB_B:.2f} GiB above the"
+            f" {breakdown.requested / GIB_B:.2f} GiB that it was to take. {_recomputed(view, breakdown)} With a"
+            " share near 1 the same omission runs out of memory."
         ),
         do_now=(
             f"Start with --kv-cache-memory-bytes {fits}: the pool and the graphs then fit into the share, with"
             f" {HEADROOM >> 20} MiB to spare.",
-            f"Graphs take {bill.graphs / GIB_B:.2f} GiB, {percent(bill.graphs / bill.device_total)} of the device: as a"
-            f" share, --gpu-memory-utilization {(bill.requested - over) / bill.device_total:.4f} leaves room for them.",
+            f"Graphs take {breakdown.graphs / GIB_B:.2f} GiB,"
+            f" {percent(breakdown.graphs / breakdown.device_total)} of the device: as a share, --gpu-memory-utilization"
+            f" {(breakdown.requested - over) / breakdown.device_total:.4f} leaves room for them.",
             *planned_pool(view, fits, position),
         ),
         change=(
@@ -77,11 +78,11 @@ def graphs_above_the_share(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
-def _recomputed_suggestions(view: WrittenView, bill: Bill, position: str) -> Iterator[Evidence]:
+def _recomputed_suggestions(view: WrittenView, breakdown: MeasuredMemory, position: str) -> Iterator[Evidence]:
     """Both suggestions as printed and as the profile's own lines add up to."""
     computed = {
-        "suggested_fit_requested_bytes": fit_requested(bill).kv_cache_memory,
-        "suggested_use_all_bytes": use_all(bill).kv_cache_memory,
+        "suggested_fit_requested_bytes": fit_requested(breakdown).kv_cache_memory,
+        "suggested_use_all_bytes": use_all(breakdown).kv_cache_memory,
     }
     for name, value in computed.items():
         if (printed := view.number(name)) is not None:
@@ -89,18 +90,18 @@ def _recomputed_suggestions(view: WrittenView, bill: Bill, position: str) -> Ite
         yield Evidence(name.removesuffix("_bytes").replace("suggested", "computed"), value, "bytes", "log", position)
 
 
-def _recomputed(view: WrittenView, bill: Bill) -> str:
+def _recomputed(view: WrittenView, breakdown: MeasuredMemory) -> str:
     """Name the suggestion that takes more than the share, or more than the device has free."""
     sentences = []
     for name, purpose in PURPOSES_OF_SUGGESTIONS.items():
         printed = view.number(name)
         if printed is None:
             continue
-        whole = bill.without_kv + printed
-        beyond_device, beyond_share = whole - bill.free_at_start, whole - bill.requested
-        if beyond_device > rounding(bill):
+        whole = breakdown.without_kv + printed
+        beyond_device, beyond_share = whole - breakdown.free_at_start, whole - breakdown.requested
+        if beyond_device > rounding(breakdown):
             words = f"overcommits the device by {beyond_device / GIB_B:.2f} GiB"
-        elif beyond_share > rounding(bill):
+        elif beyond_share > rounding(breakdown):
             words = (
                 f"takes {beyond_share / GIB_B:.2f} GiB more than the share and leaves {-beyond_device / GIB_B:.2f} GiB"
                 " of the device free"

@@ -246,9 +246,13 @@ def _sums(line: ReportedEvent) -> str:
 def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a profile without graphs with a person's report of a failed capture."""
     rest, taken = view.number("kv_cache_reserved_gib"), view.number("memory_graphs_gib")
-    told = view.phrases("out_of_memory")
+    phrases = view.phrases("out_of_memory")
     captured = view.lines("graphs_captured")
-    if view.lines("out_of_memory") or not (told and view.said("graphs") and captured and rest) or taken is not None:
+    if (
+        view.lines("out_of_memory")
+        or not (phrases and view.states("graphs") and captured and rest)
+        or taken is not None
+    ):
         return
     yield TextJudgement(
         code="sizing.kv-too-large",
@@ -257,7 +261,7 @@ def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
         position=captured[0].position,
         evidence=(
             Evidence("kv_pool", rest, "GiB", "log", view.facts["kv_cache_reserved_gib"].position),
-            *quotes([*told, *captured]),
+            *quotes([*phrases, *captured]),
         ),
         explanation=(
             f"The memory profile gives all that is left, {rest:g} GiB, to the pool and has no line for graphs, which"

@@ -88,7 +88,7 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return
     starved = is_silent and tail.after_request_s >= unknown_s and _is_no_prefill(before, still, tail)
     long_prompt = len(still) == 1 or not _usage_moves_with_tokens(before)
-    sure = by_others or view.said(*REPORTED_HANGS) or starved or not long_prompt
+    sure = by_others or view.states(*REPORTED_HANGS) or starved or not long_prompt
     yield _stalled(view, still, others, lasted, tail if is_silent else NO_TAIL, sure=sure)
 
 
@@ -99,7 +99,7 @@ def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent], sti
     """
     if not given_up or any(line.name != "input_dumped" for line in given_up):
         return False
-    return bool(view.lines("worker_died")) or not (still or view.said("stuck", "waits_unserved", "unanswered"))
+    return bool(view.lines("worker_died")) or not (still or view.states("stuck", "waits_unserved", "unanswered"))
 
 
 def _steps_were_short(before: Sequence[Sample]) -> bool:
@@ -213,7 +213,7 @@ def _stalled(
             state += f" {tail.text()}"
         if first.usage is not None and first.usage < 0.5:
             state += f" {percent(first.usage)} of the pool is in use, so memory is not the limit."
-    confirmed_by = f" {_by_whom(others)}" if others else ""
+    confirmed_by = f" {_reporters(others)}" if others else ""
     return TextJudgement(
         code="stuck.engine-stalled",
         engine=view.engine,
@@ -234,7 +234,7 @@ def _stalled(
     )
 
 
-def _by_whom(others: Sequence[ReportedEvent]) -> str:
+def _reporters(others: Sequence[ReportedEvent]) -> str:
     parts = []
     waits = [line for line in others if line.name == "worker_wait"]
     if waits:
@@ -281,7 +281,7 @@ def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
             + " Its cause is above that line in the log. Requests in flight are lost, and the engine serves no new"
             " ones until you restart it."
         ),
-        do_now=("Restart it; the front end does not bring the process back.",)
+        do_now=("Restart it: the front end does not restart the process.",)
         if answers
         else ("Check whether the engine's process exists: ps -ef | grep -i enginecore.",),
         change=("Use a one-token request as liveness probe instead of /health.",),

@@ -11,7 +11,7 @@ from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import ReportedEvent, Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.sources.text_events import SAID_PREFIX
+from kvscope.monitor.sources.text_events import PHRASE_PREFIX
 
 MOST_QUOTED_LINES: Final = 4
 """The most lines quoted of those that a verdict rests on."""
@@ -48,15 +48,15 @@ class WrittenView:
 
     def lines(self, *names: str) -> list[ReportedEvent]:
         """Return the engine's own lines of these classes."""
-        return [event for event in self.reported.of(*names) if not event.told]
+        return [event for event in self.reported.of(*names) if not event.is_stated]
 
-    def said(self, *concepts: str) -> bool:
+    def states(self, *concepts: str) -> bool:
         """Whether prose names one of the concepts."""
-        return any(SAID_PREFIX + concept in self.reported for concept in concepts)
+        return any(PHRASE_PREFIX + concept in self.reported for concept in concepts)
 
     def phrases(self, *concepts: str) -> list[ReportedEvent]:
         """Return the phrases that name them."""
-        return self.reported.of(*(SAID_PREFIX + concept for concept in concepts))
+        return self.reported.of(*(PHRASE_PREFIX + concept for concept in concepts))
 
     def mentioned(self, *names: str) -> bool:
         """Whether lines of these classes are there, or a sentence mentions them."""
@@ -64,7 +64,7 @@ class WrittenView:
 
     def is_report(self) -> bool:
         """Return whether a person complains in their own words."""
-        return self.said(*COMPLAINTS)
+        return self.states(*COMPLAINTS)
 
     def number(self, name: str) -> float | None:
         """Return a fact's number, or None if there is none."""
@@ -92,7 +92,9 @@ def quotes(events: Sequence[ReportedEvent]) -> tuple[Evidence, ...]:
     """Return the lines themselves, the first and the last of many."""
     shown = [*events[: MOST_QUOTED_LINES - 1], events[-1]] if len(events) > MOST_QUOTED_LINES else events
     return tuple(
-        Evidence("quoted_text", event.quote, "", "report" if event.told or _is_phrase(event) else "log", event.position)
+        Evidence(
+            "quoted_text", event.quote, "", "report" if event.is_stated or _is_phrase(event) else "log", event.position
+        )
         for event in shown
     )
 
@@ -110,4 +112,4 @@ def interval_of(samples: Sequence[Sample]) -> float:
 
 
 def _is_phrase(event: ReportedEvent) -> bool:
-    return event.name.startswith(SAID_PREFIX)
+    return event.name.startswith(PHRASE_PREFIX)

@@ -41,18 +41,18 @@ class Reasons(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=2))
+        self._logged: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=2))
         exporters = logging.getLogger("opentelemetry.exporter")
         exporters.propagate = False
         exporters.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
-        self._said[record.threadName or ""].append(record.getMessage())
+        self._logged[record.threadName or ""].append(record.getMessage())
 
     def here(self) -> str:
         """Return the last reason in this thread."""
-        return " ".join(self._said[threading.current_thread().name]) or "no reason is known"
+        return " ".join(self._logged[threading.current_thread().name]) or "no reason is known"
 
     def stop(self) -> None:
         """Listen no longer. It is not `close`, which logging calls on every handler when it is configured again, as the

@@ -22,7 +22,7 @@ from kvscope.monitor.exporters.otel.finding_logs import log_of
 from kvscope.monitor.exporters.otel.metric_bridge import metrics_data, points_in
 from kvscope.monitor.exporters.otel.otel_schema import OtlpFigures
 from kvscope.monitor.exporters.otel.otlp_exporters import BadEndpoint, exporters_for
-from kvscope.monitor.exporters.otel.request_recorder import Lives, RecordedRequest
+from kvscope.monitor.exporters.otel.request_recorder import RecordedRequest, RequestRecorder
 from kvscope.monitor.exporters.otel.request_spans import spans_of
 from kvscope.monitor.exporters.otel.trace_ids import root_of
 from kvscope.monitor.exporters.otel.trace_sampling import Sampling
@@ -62,7 +62,7 @@ class _KeptRequest(NamedTuple):
     provider: str
     record: RequestState
     wall_minus_mono_ns: int
-    told: RecordedRequest
+    recorded: RecordedRequest
     why: str
 
 
@@ -78,7 +78,7 @@ class OtelOutlet:
         every_s = config.metrics_every_s or _metrics_every_s()
         exporters = exporters_for(config.url)
         self._reasons = reasons = Reasons()
-        self.lives = Lives()
+        self.recorder = RequestRecorder()
         self._watch = watch
         self._collect = collect
         self._every_s = every_s
@@ -101,23 +101,25 @@ class OtelOutlet:
 
     def follow(self, records: Iterable[Record]) -> None:
         """Note the events of requests, before the watch takes them and knows which have ended."""
-        self.lives.follow(records)
+        self.recorder.follow(records)
 
     def send(self, ended: Iterable[EndedRequest]) -> list[tuple[EndedRequest, SpanContext]]:
         """Queue the kept traces of these. Return them with the roots of their traces."""
         kept = []
         for one in ended:
             engine, record, offset = one
-            told = self.lives.take(engine, record.number)
+            recorded = self.recorder.take(engine, record.number)
             root = root_of(engine, record)
-            why = self._sampling.why(engine, record, told, root.trace_id)
+            why = self._sampling.why(engine, record, recorded, root.trace_id)
             if why:
                 provider = self._provider(engine)
-                self._traces.put(_KeptRequest(engine, provider, record, offset, told, why), 10 + len(told.about))
+                self._traces.put(
+                    _KeptRequest(engine, provider, record, offset, recorded, why), 10 + len(recorded.about)
+                )
                 kept.append((one, root))
         return kept
 
-    def tell(self, transitions: Iterable[Transition]) -> None:
+    def report(self, transitions: Iterable[Transition]) -> None:
         """Queue a log record for each. Call it often, even without transitions: it also notes current problems."""
         if time.monotonic() - self._noted_s >= NOTE_EVERY_S:
             self._noted_s = time.monotonic()

@@ -77,7 +77,7 @@ class RecordedRequest(NamedTuple):
 NOT_RECORDED: Final = RecordedRequest([], {}, 0)
 
 
-class Lives:
+class RequestRecorder:
     """The recorded requests of all engines. Thread-safe."""
 
     def __init__(self) -> None:
@@ -126,12 +126,14 @@ class _Engine:
                 self._cut[number] = self._cut.get(number, 0) + 1
         self._sequence, self._dropped = batch.sequence, batch.dropped_batches
         self._names.update(batch.texts)
-        with contextlib.suppress(IndexError, TypeError, ValueError):  # an event not as the contract says: the ledger's
+        with contextlib.suppress(
+            IndexError, TypeError, ValueError
+        ):  # an event that breaks the contract: the ledger reports it
             self._follow(batch)
         while len(self._about) > MAX_LIVING:  # requests whose ends were lost
             self._forget(next(iter(self._about)))
         for known in (self._names, self._moved):
-            if len(known) > 2 * MAX_LIVING:  # audits tell names of those that have ended
+            if len(known) > 2 * MAX_LIVING:  # audits name requests that have ended
                 known.clear()
 
     def _follow(self, batch: Batch) -> None:
@@ -168,7 +170,7 @@ class _Engine:
     def _keep(self, place: Position, at_ns: int, event: Run) -> None:
         number = event.request
         if number in self.ended:
-            return  # its client has gone, say, when it had ended
+            return  # its client disconnected after its end, for example
         about = self._about.setdefault(number, [])
         self._keep_last_step(number)
         self._append(number, (place, at_ns, event))

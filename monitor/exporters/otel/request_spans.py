@@ -56,7 +56,7 @@ def spans_of(
     provider: str,
     record: RequestState,
     wall_minus_mono_ns: int,
-    told: RecordedRequest,
+    recorded: RecordedRequest,
     why: str,
     resource: Resource,
 ) -> list[ReadableSpan]:
@@ -69,25 +69,29 @@ def spans_of(
     if not began or not ended:
         return []
     began_ns, ended_ns = began + wall_minus_mono_ns, ended + wall_minus_mono_ns
-    if told.about:  # by the clock that its phases have
-        ended_ns = told.about[-1][1]
-        began_ns = told.about[0][1] if told.is_whole else min(began_ns, told.about[0][1])
-    life = [phase for phase in phases(told.about, record.number, ended_ns) if phase.status < FIRST_FINISHED]
-    lines = [line for line in request_history(told.about, record.number, told.names) if line.what != "progressed"]
+    if recorded.about:  # by the clock that its phases have
+        ended_ns = recorded.about[-1][1]
+        began_ns = recorded.about[0][1] if recorded.is_whole else min(began_ns, recorded.about[0][1])
+    phases_before_end = [
+        phase for phase in phases(recorded.about, record.number, ended_ns) if phase.status < FIRST_FINISHED
+    ]
+    lines = [
+        line for line in request_history(recorded.about, record.number, recorded.names) if line.what != "progressed"
+    ]
     tree = _Tree(root_of(engine, record), resource)
-    outside = [line for line in lines if not life or line.at_ns >= life[-1].until_ns]
+    outside = [line for line in lines if not phases_before_end or line.at_ns >= phases_before_end[-1].until_ns]
     tree.add(
         _request_name(engine, record),
         None,
         began_ns,
         ended_ns,
         outside,
-        _root_attributes(engine, provider, record, told, why),
+        _root_attributes(engine, provider, record, recorded, why),
         parent_of(record),
         _span_status(record),
     )
-    for status, group in groupby(life, lambda phase: phase.status):
-        _add_phases(tree, status, list(group), told.about, lines)
+    for status, group in groupby(phases_before_end, lambda phase: phase.status):
+        _add_phases(tree, status, list(group), recorded.about, lines)
     return tree.spans
 
 
@@ -171,7 +175,7 @@ class _Step(NamedTuple):
 def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Sequence[HistoryLine]) -> None:
     """Prefill until a step of it brings a token of output, and decode from there on."""
     prefills, steps = _step_attributes(about, phase)
-    told = _clamped(lines, phase)
+    recorded = _clamped(lines, phase)
     first = steps[0]
     turn = next((n for n, step in enumerate(steps) if step.outputs > first.outputs), 0) if prefills else 0
     turned_ns = phase.since_ns
@@ -183,13 +187,13 @@ def _add_running(tree: _Tree, phase: Phase, about: Sequence[About], lines: Seque
             "kvscope.tokens": chunks[-1].computed - first.computed,
             "kvscope.recomputed_tokens": phase.recomputed,
         }
-        then = [line for line in told if line.at_ns < turned_ns]
+        then = [line for line in recorded if line.at_ns < turned_ns]
         inside = tree.add("prefill", tree.root, phase.since_ns, turned_ns, then, attributes)
         for before, after in pairwise(chunks) if len(chunks) > 2 else ():
             size = {"kvscope.tokens": after.computed - before.computed}
             tree.add("chunk", inside, before.at_ns, after.at_ns, (), size)
     if turned_ns < phase.until_ns or not prefills:
-        then = [line for line in told if line.at_ns >= turned_ns]
+        then = [line for line in recorded if line.at_ns >= turned_ns]
         made = {"kvscope.tokens": steps[-1].outputs - steps[turn].outputs}
         tree.add("decode", tree.root, turned_ns, phase.until_ns, then, made)
 
@@ -256,7 +260,9 @@ def _span_status(record: RequestState) -> Status:
     return Status(StatusCode.ERROR, name_of(RequestStatus, record.status))
 
 
-def _root_attributes(engine: str, provider: str, record: RequestState, told: RecordedRequest, why: str) -> Attributes:
+def _root_attributes(
+    engine: str, provider: str, record: RequestState, recorded: RecordedRequest, why: str
+) -> Attributes:
     status = name_of(RequestStatus, record.status)
     attributes: Attributes = {
         "gen_ai.operation.name": operation_of(record),
@@ -276,7 +282,7 @@ def _root_attributes(engine: str, provider: str, record: RequestState, told: Rec
         "kvscope.preemptions": record.preemptions,
         "kvscope.preempted_tokens": record.tokens_lost,
         "kvscope.client_gone": bool(record.client_gone_ns),
-        "kvscope.story_is_whole": told.is_whole,
+        "kvscope.story_is_whole": recorded.is_whole,
         "kvscope.sampled_because": why,
     }
     for cause, ns in record.waited_ns.items():

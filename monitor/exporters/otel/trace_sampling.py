@@ -45,7 +45,7 @@ class Sampling:
         while len(self._culprits) > MAX_CULPRITS:
             del self._culprits[next(iter(self._culprits))]
 
-    def why(self, engine: str, record: RequestState, told: RecordedRequest, trace_id: int) -> str:
+    def why(self, engine: str, record: RequestState, recorded: RecordedRequest, trace_id: int) -> str:
         """Why the trace of a request that ended is kept: failed, finding CODE, stuck, preempted, slow, or share of the
         rest, or an empty string if it is not.
         """
@@ -54,7 +54,7 @@ class Sampling:
             return "failed"
         if code:
             return f"finding {code}"
-        if record.stalled_ns or any(event.kind == Kind.STALLED for _, _, event in told.about):
+        if record.stalled_ns or any(event.kind == Kind.STALLED for _, _, event in recorded.about):
             return "stuck"
         if record.preemptions:
             return "preempted"

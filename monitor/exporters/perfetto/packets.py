@@ -101,11 +101,11 @@ class Packets:
             event.name = name
         if kind == TrackEvent.TYPE_COUNTER:
             event.counter_value = value
-        for argument, said in (arguments or {}).items():
-            if isinstance(said, int):
-                event.debug_annotations.add(name=argument, int_value=said)
-            elif said:
-                event.debug_annotations.add(name=argument, string_value=said)
+        for argument, annotation in (arguments or {}).items():
+            if isinstance(annotation, int):
+                event.debug_annotations.add(name=argument, int_value=annotation)
+            elif annotation:
+                event.debug_annotations.add(name=argument, string_value=annotation)
         self._out.write_packet(packet)
 
     def _describe(self, described: TrackDescriptor) -> int:

@@ -94,7 +94,7 @@ class _Exporter:
         for frame in frames:
             if not self.engine:
                 if not frame.wall_ns:
-                    continue  # a moment at which nothing was heard, before anything was
+                    continue  # a time without events, before the first one
                 self._begin(frame)
             if self._epoch not in (0, frame.epoch):
                 self._end_all()
@@ -162,8 +162,8 @@ class _Exporter:
                 self._packets.slice(track, state, since_ns, drawn_ns, {"reason": reason, **_costs(phase)})
             elif drawn_ns > since_ns:
                 why = "FREE_DEFERRED" if request.deferred else "UNACCOUNTED"
-                said: Arguments = {"reason": why, **_costs(phase), "blocks": request.kept}
-                self._packets.slice(track, state, since_ns, drawn_ns, said)
+                arguments: Arguments = {"reason": why, **_costs(phase), "blocks": request.kept}
+                self._packets.slice(track, state, since_ns, drawn_ns, arguments)
             else:
                 self._packets.instant(track, state, since_ns, _costs(phase))
 

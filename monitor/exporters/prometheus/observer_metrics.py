@@ -58,7 +58,7 @@ class StreamFamilies:
             "1 while the ledger is exact. 0 from a loss of events until the engine's next complete audit, and while"
             " its reader has failed.",
         )
-        self.heard = gauge("engine_last_heard_timestamp_seconds", "Time of the engine's last event.")
+        self.last_received = gauge("engine_last_heard_timestamp_seconds", "Time of the engine's last event.")
         self.stopped = gauge("engine_stopped", "1 after the engine reported a clean shutdown.")
 
     def add(self, name: str, ledger: EngineLedger) -> None:
@@ -68,7 +68,7 @@ class StreamFamilies:
         self.dropped.add_metric((name,), ledger.dropped_events)
         in_doubt = ledger.uncertain_since_ns or any(each.kind == "reader" for each in ledger.observer_failures)
         self.exact.add_metric((name,), 0 if in_doubt else 1)
-        self.heard.add_metric((name,), ledger.heard_ns / 1e9)
+        self.last_received.add_metric((name,), ledger.last_received_ns / 1e9)
         self.stopped.add_metric((name,), 1 if ledger.state.stopped_ns else 0)
 
 

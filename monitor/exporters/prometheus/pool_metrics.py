@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from kvscope.monitor.events.kinds import Release, name_of
-from kvscope.monitor.exporters.prometheus.metric_families import add_histogram, ages, as_told, counter, gauge, histogram
+from kvscope.monitor.exporters.prometheus.metric_families import (
+    add_histogram,
+    ages,
+    counter,
+    gauge,
+    histogram,
+    prometheus_buckets,
+)
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.fragmentation import unused_by_all
 
@@ -72,10 +79,10 @@ class PoolFamilies:
         if ledger.tally.in_step:
             now_ns = state.now_ns
             for label, now in (("held", residency.held), ("cached_idle", residency.idle)):
-                self.age.add_metric((name, label), as_told(now.buckets(now_ns)), now.seconds(now_ns))
-        for family, stays in (
+                self.age.add_metric((name, label), prometheus_buckets(now.buckets(now_ns)), now.seconds(now_ns))
+        for family, samples in (
             (self.lifetime, residency.lifetime),
             (self.idle, residency.idle_before_evict),
             (self.gap, residency.reuse_gap),
         ):
-            add_histogram(family, (name,), stays)
+            add_histogram(family, (name,), samples)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, Status, name_of
-from kvscope.monitor.exporters.prometheus.metric_families import add_histogram, ages, as_told, counter, gauge, histogram
+from kvscope.monitor.exporters.prometheus.metric_families import (
+    add_histogram,
+    ages,
+    counter,
+    gauge,
+    histogram,
+    prometheus_buckets,
+)
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.histogram import Histogram
 from kvscope.monitor.ledger.latency import LATENCY_BOUNDS_S
@@ -61,7 +68,7 @@ class RequestFamilies:
         for (status, reason), count in by_state.items():
             self.requests.add_metric((name, name_of(Status, status), reason), count)
         self.stalled.add_metric((name,), stalled)
-        self.waiting.add_metric((name,), as_told(waiting.buckets), waiting.seconds)
+        self.waiting.add_metric((name,), prometheus_buckets(waiting.buckets), waiting.seconds)
         for outcome, latencies in (("served", ledger.tally.served), ("failed", ledger.tally.failed)):
             add_histogram(self.queue, (name, outcome), latencies.queue)
             add_histogram(self.first_token, (name, outcome), latencies.first_token)

@@ -59,7 +59,7 @@ class VllmRun:
             self.engine.stop_recording()
 
     def _deliver(self, outputs: list[Output]) -> None:
-        self._crowd.hear(outputs)
+        self._crowd.receive(outputs)
 
     def drain(self) -> EpisodeEnd:
         """Run on without new requests until nothing moves, and return the final state."""

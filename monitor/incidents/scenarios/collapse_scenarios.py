@@ -19,6 +19,7 @@ from kvscope.monitor.incidents.scenarios.shapes import (
     TIGHT_FINE,
 )
 from kvscope.monitor.incidents.simulated_run import (
+    affected,
     among,
     anybody,
     at_once,
@@ -26,8 +27,7 @@ from kvscope.monitor.incidents.simulated_run import (
     finished,
     missed_again,
     preempted,
-    strikes,
-    struck,
+    triggers,
 )
 
 WAVES: Final = (Clients(at_once=8, prompt=(800, 800), output=(60, 60), until_s=30),)
@@ -61,8 +61,8 @@ COLLAPSE: Final = (
         Way("all", MEDIUM, (BEGINNING,)),
         Way("half, ahead", {**MEDIUM, **AHEAD}, (BEGINNING,), ":every=2"),
         Way("later, beside others", {**MEDIUM, **PRIORITY}, (BEGINNING, CHAT), ":after=10"),
-        onset=strikes(3),
-        requests=among(struck),
+        onset=triggers(3),
+        requests=among(affected),
     ),
     *incident(
         "collapse.cache-flushed",

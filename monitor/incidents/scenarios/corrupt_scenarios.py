@@ -7,7 +7,7 @@ from typing import Final
 from kvscope.monitor.incidents.client_load import Clients
 from kvscope.monitor.incidents.scenarios.scenario import Way, incident
 from kvscope.monitor.incidents.scenarios.shapes import AHEAD, BUSY, CHAT, FINE, MEDIUM, NO_PREFIXES, SMALL, URGENT
-from kvscope.monitor.incidents.simulated_run import exactly, heirs, inherited, nobody, overdrawn
+from kvscope.monitor.incidents.simulated_run import exactly, heirs, inherited, no_requests, overdrawn
 
 GOING: Final = (Clients(at_once=8, prompt=(20, 60), output=(30, 80), leave=0.9, until_s=10),)
 
@@ -30,7 +30,7 @@ CORRUPT: Final = (
         Way("hits", {**SMALL, **AHEAD}, GOING, ":every=3"),
         Way("urgent", {**FINE, **AHEAD, **NO_PREFIXES, "num_gpu_blocks_override": 251}, GOING, ":after=3:limit=30"),
         seconds=20,
-        onset=lambda life: bool(life.heirs),
+        onset=lambda simulated: bool(simulated.heirs),
         requests=exactly(heirs),
         blocks=exactly(inherited),
     ),
@@ -39,6 +39,6 @@ CORRUPT: Final = (
         Way("chat", SMALL, (CHAT,)),
         Way("busy", MEDIUM, (BUSY,), ":every=3"),
         Way("once", FINE, (URGENT, CHAT), ":limit=1"),
-        requests=exactly(nobody),
+        requests=exactly(no_requests),
     ),
 )

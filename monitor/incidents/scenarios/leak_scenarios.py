@@ -24,14 +24,14 @@ from kvscope.monitor.incidents.scenarios.shapes import (
     URGENT,
 )
 from kvscope.monitor.incidents.simulated_run import (
+    affected_blocks,
     blocks_of,
-    blocks_struck,
     deferred,
     exactly,
     idle_with_deferrals,
-    nobody,
+    no_requests,
     ownerless_blocks,
-    strikes,
+    triggers,
 )
 
 SHARING: Final = Clients("s", rate=1, until_s=15, leave=0.6, prefixes=2, prefix=160)
@@ -44,7 +44,7 @@ LEAKS: Final = (
         Way("urgent", {**FINE, **HOST}, (URGENT, LEAVING), ":after=5:limit=4"),
         seconds=100,
         waits_s=60,  # no transfer has shown the pace
-        blocks=exactly(blocks_struck),
+        blocks=exactly(affected_blocks),
     ),
     *incident(
         "leak.remote-load-lost",
@@ -53,7 +53,7 @@ LEAKS: Final = (
         Way("fine", FETCHED_FINE, (FETCHED, GONE), ":limit=2"),
         seconds=100,
         waits_s=60,  # no transfer has shown the pace
-        blocks=exactly(blocks_struck),
+        blocks=exactly(affected_blocks),
     ),
     *incident(
         "leak.lease-burst",
@@ -61,8 +61,8 @@ LEAKS: Final = (
         Way("busy", {**MEDIUM, **HOST, "kv_lease_seconds": 10}, (BUSY,), ":every=2"),
         Way("urgent", {**FINE, **HOST, "kv_lease_seconds": 10}, (URGENT, LEAVING), ":after=3:limit=5"),
         waits_s=10,  # the lease
-        onset=strikes(3),
-        blocks=exactly(blocks_struck),
+        onset=triggers(3),
+        blocks=exactly(affected_blocks),
     ),
     *incident(
         "leak.idle-not-polled",
@@ -91,7 +91,7 @@ LEAKS: Final = (
             "in pairs", {**FINE, **NO_PREFIXES}, (Clients(times=(*range(1, 22, 3),) * 2, output=(10, 30)),), ":every=2"
         ),
         seconds=60,
-        onset=strikes(3),
+        onset=triggers(3),
         # Until it has risen often enough, what is left lies unaccounted.
         consequences=frozenset({"leak.unaccounted"}),
         blocks=exactly(ownerless_blocks),
@@ -110,7 +110,7 @@ LEAKS: Final = (
         Way("urgent", FETCHED_URGENT, (FETCHED,), ":every=2"),
         Way("fine", FETCHED_FINE, (FETCHED,), ":after=3"),
         grace=("leak.external-pins.oldest_s",),
-        requests=exactly(nobody),
-        blocks=exactly(nobody),
+        requests=exactly(no_requests),
+        blocks=exactly(no_requests),
     ),
 )

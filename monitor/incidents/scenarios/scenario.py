@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.incidents.client_load import Clients
-from kvscope.monitor.incidents.simulated_run import Life, Named, exactly, strikes, struck
+from kvscope.monitor.incidents.simulated_run import Named, SimulatedRun, affected, exactly, triggers
 
-AT_FIRST: Final = strikes(1)
-THE_STRUCK: Final = exactly(struck)
+AT_FIRST: Final = triggers(1)
+THE_AFFECTED: Final = exactly(affected)
 ClientLoad = tuple[Clients, ...]
 Engine = Mapping[str, Any]
 
@@ -43,9 +43,9 @@ class Scenario:
     step_s: float = 0.02
     grace: tuple[str, ...] = ()
     waits_s: float = 0.0
-    onset: Callable[[Life], bool] = AT_FIRST
-    requests: Callable[[Life], Named] | None = THE_STRUCK
-    blocks: Callable[[Life], Named] | None = None
+    onset: Callable[[SimulatedRun], bool] = AT_FIRST
+    requests: Callable[[SimulatedRun], Named] | None = THE_AFFECTED
+    blocks: Callable[[SimulatedRun], Named] | None = None
     consequences: frozenset[str] = frozenset()
 
     def grace_s(self, settings: Settings) -> float:

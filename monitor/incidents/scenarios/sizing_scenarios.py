@@ -7,7 +7,7 @@ from typing import Final
 from kvscope.monitor.incidents.client_load import Clients
 from kvscope.monitor.incidents.scenarios.scenario import Way, incident
 from kvscope.monitor.incidents.scenarios.shapes import AHEAD, BUSY, CHAT, FINE, MEDIUM, NO_PREFIXES, SMALL
-from kvscope.monitor.incidents.simulated_run import exactly, leaked, nobody, preempted, preemptions
+from kvscope.monitor.incidents.simulated_run import exactly, leaked, no_requests, preempted, preemptions
 
 MIB: Final = 1 << 20
 CAPTURING: Final = {
@@ -39,21 +39,21 @@ SIZING: Final = (
         Way("all", {**CAPTURING, "gpu_memory_utilization": 1.0}, (CHAT,)),
         Way("fewer", {**CAPTURING_FEWER, "gpu_memory_utilization": 1.0}, (CHAT,)),
         Way("ahead", {**CAPTURING_AHEAD, "gpu_memory_utilization": 1.0}, (BUSY,)),
-        requests=exactly(nobody),
+        requests=exactly(no_requests),
     ),
     *incident(
         "sizing.overreserved",
         Way("all", CAPTURING, (CHAT,)),
         Way("more", {**CAPTURING, "max_num_seqs": 384, "memory_budget": 600 * MIB}, (CHAT,)),
         Way("ahead", CAPTURING_AHEAD, (BUSY,)),
-        requests=exactly(nobody),
+        requests=exactly(no_requests),
     ),
     *incident(
         "sizing.bad-suggestion",
         Way("all", CAPTURING, (CHAT,)),
         Way("fewer", CAPTURING_FEWER, (CHAT,)),
         Way("ahead", CAPTURING_AHEAD, (BUSY,)),
-        requests=exactly(nobody),
+        requests=exactly(no_requests),
     ),
     *incident(
         "sizing.elsewhere",
@@ -62,6 +62,6 @@ SIZING: Final = (
         Way("fine", {**FINE, **MUCH_MEMORY}, (BUSY, CHAT), ":every=2"),
         waits_s=5,  # the engine measures so often
         onset=leaked(1024 * MIB // 20),
-        requests=exactly(nobody),
+        requests=exactly(no_requests),
     ),
 )

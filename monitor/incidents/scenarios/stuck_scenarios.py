@@ -25,16 +25,16 @@ from kvscope.monitor.incidents.scenarios.shapes import (
     URGENT,
 )
 from kvscope.monitor.incidents.simulated_run import (
+    affected_blocks,
     alive,
     blocks_of,
-    blocks_struck,
     exactly,
     holding_in_queue,
     long_ones,
-    nobody,
+    no_requests,
     parked,
     preemptions,
-    somebody_lacks_blocks,
+    requests_short_of_blocks,
 )
 
 LARGE: Final = Clients("large", times=(5.0, 9.0), prompt=(2450, 2900), output=(5, 5))
@@ -68,7 +68,7 @@ STUCK: Final = (
         Way("busy", {**MEDIUM, "num_gpu_blocks_override": 151}, (LARGE, BUSY), ":every=2"),
         Way("urgent", FINE, (LARGE, URGENT), ":limit=1"),
         grace=("stuck.never-fits.grace_s",),
-        blocks=exactly(nobody),
+        blocks=exactly(no_requests),
     ),
     *incident(
         "stuck.self-preempt",
@@ -85,7 +85,7 @@ STUCK: Final = (
         Way("fine", FETCHED_FINE, (FETCHED, ON_AND_ON), ":after=4:limit=2"),
         seconds=100,
         waits_s=60,  # no transfer has shown the pace
-        blocks=exactly(blocks_struck),
+        blocks=exactly(affected_blocks),
     ),
     *incident(
         "stuck.grammar",
@@ -94,7 +94,7 @@ STUCK: Final = (
         Way("urgent", FINE, (URGENT, Clients("g", rate=1, until_s=15, regex="(yes|no) [0-9]+")), ":after=1:limit=2"),
         seconds=60,
         grace=("stuck.grammar.grace_s",),
-        blocks=exactly(nobody),
+        blocks=exactly(no_requests),
     ),
     *incident(
         "stuck.parked-loads",
@@ -116,7 +116,7 @@ STUCK: Final = (
         Way("urgent", FETCHED_URGENT, (FETCHED,), ":every=6:limit=3"),
         Way("after a grammar", MEDIUM, (CHAT, STRUCTURED), ":every=2"),
         grace=("stuck.promotion-starved.grace_s",),
-        blocks=exactly(blocks_struck),
+        blocks=exactly(affected_blocks),
     ),
     *incident(
         "stuck.zero-token",
@@ -124,7 +124,7 @@ STUCK: Final = (
         Way("busy", MEDIUM, (BUSY,), ":every=4"),
         Way("urgent", {**FINE, **AHEAD}, (URGENT, CHAT), ":after=2:limit=2"),
         grace=("stuck.zero-token.grace_s",),
-        blocks=exactly(blocks_struck),
+        blocks=exactly(affected_blocks),
     ),
     *incident(
         "stuck.head-of-line",
@@ -138,9 +138,9 @@ STUCK: Final = (
         seconds=150,
         step_s=0.15,  # as long as that, the one that runs goes on for minutes
         grace=("stuck.head-of-line.grace_s",),
-        onset=somebody_lacks_blocks,
+        onset=requests_short_of_blocks,
         requests=exactly(long_ones),
-        blocks=exactly(nobody),
+        blocks=exactly(no_requests),
     ),
     *incident(
         "stuck.engine-stalled",
@@ -165,6 +165,6 @@ STUCK: Final = (
         Way("busy", MEDIUM, (BUSY,), ":every=5"),
         Way("urgent", {**FINE, **AHEAD}, (URGENT, CHAT), ":after=3:limit=2"),
         grace=("stuck.front-end.grace_s",),
-        blocks=exactly(nobody),
+        blocks=exactly(no_requests),
     ),
 )

@@ -7,7 +7,7 @@ from typing import Final
 from kvscope.monitor.incidents.client_load import Clients
 from kvscope.monitor.incidents.scenarios.scenario import Way, incident
 from kvscope.monitor.incidents.scenarios.shapes import AHEAD, GROWING, NO_PREFIXES, TIGHT, TIGHT_FINE
-from kvscope.monitor.incidents.simulated_run import among, anybody, at_once, exactly, in_vain, preempted
+from kvscope.monitor.incidents.simulated_run import among, anybody, at_once, exactly, preempted, without_output
 
 LONG_PROMPTS: Final = (Clients(at_once=8, prompt=(300, 500), output=(4, 10)),)
 THEN_MANY: Final = (
@@ -22,8 +22,8 @@ THRASH: Final = (
         Way("bare", {**TIGHT, **NO_PREFIXES}, LONG_PROMPTS),
         Way("half", TIGHT, LONG_PROMPTS, ":every=2"),
         Way("fine", {**TIGHT_FINE, **NO_PREFIXES, "max_num_batched_tokens": 64}, LONG_PROMPTS),
-        onset=lambda life: len(life.in_vain) >= 4,
-        requests=exactly(in_vain),
+        onset=lambda simulated: len(simulated.without_output) >= 4,
+        requests=exactly(without_output),
     ),
     *incident(
         "thrash.cascade",

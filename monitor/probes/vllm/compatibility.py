@@ -64,13 +64,13 @@ def preempts_within_schedule(release: HookedRelease) -> bool:
     except (ImportError, AttributeError, OSError):
         return False
     schedule = ast.Module([one for one in scheduler.body if getattr(one, "name", "") == "schedule"], [])
-    heard = 0
+    reported = 0
     for block in (node.body for node in ast.walk(schedule) if isinstance(node, ast.FunctionDef | ast.While | ast.If)):
-        said = [ast.unparse(one) for one in block if isinstance(one, ast.Expr | ast.Assign)]
-        for place, text in enumerate(said):
+        lines = [ast.unparse(one) for one in block if isinstance(one, ast.Expr | ast.Assign)]
+        for place, text in enumerate(lines):
             who, preempted, _ = text.partition(PREEMPTED)
-            heard += bool(preempted) and f"{FREES}{who})" in said[:place]
-    return heard == ast.unparse(schedule).count(FREES) == ast.unparse(scheduler).count(PREEMPTED) > 0
+            reported += bool(preempted) and f"{FREES}{who})" in lines[:place]
+    return reported == ast.unparse(schedule).count(FREES) == ast.unparse(scheduler).count(PREEMPTED) > 0
 
 
 def sleeps_in_base(release: HookedRelease) -> bool:

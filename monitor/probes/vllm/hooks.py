@@ -21,12 +21,12 @@ Before = Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]
 After = Callable[..., None]
 """Called with the method's result, and then those of its arguments that it names, or all if it takes any."""
 
-HEARD: Final = """
-def heard({takes}):
+TRACED_SOURCE: Final = """
+def traced({takes}):
     kvscope_result = kvscope_method({hands})
     if {called} is kvscope_owner:
         try:
-            kvscope_last(kvscope_result{told})
+            kvscope_last(kvscope_result{handed})
         except Exception:
             kvscope_fail()
     return kvscope_result
@@ -54,7 +54,7 @@ class Hooks:
         method = vars(kind)[name]
         place = f"{kind.__name__}.{name}"
         if before is None and isinstance(method, FunctionType):
-            wrapper = self._heard(place, method, owner, after or _nothing)
+            wrapper = self._traced(place, method, owner, after or _nothing)
         else:
             wrapper = self._hooked(place, method, owner, before, after)
         setattr(kind, name, functools.wraps(method)(wrapper))
@@ -89,7 +89,7 @@ class Hooks:
 
         return hooked
 
-    def _heard(self, place: str, method: FunctionType, owner: object, after: After) -> Callable[..., Any]:
+    def _traced(self, place: str, method: FunctionType, owner: object, after: After) -> Callable[..., Any]:
         def missed(*_args: Any, **_kwargs: Any) -> None:
             self._missed()
 
@@ -103,10 +103,10 @@ class Hooks:
             "kvscope_last": after,
             "kvscope_fail": fail,
         }
-        exec(_heard_source(method, after), names)
-        heard: FunctionType = names["heard"]
-        heard.__defaults__, heard.__kwdefaults__ = method.__defaults__, method.__kwdefaults__
-        return heard
+        exec(_traced_source(method, after), names)
+        traced: FunctionType = names["traced"]
+        traced.__defaults__, traced.__kwdefaults__ = method.__defaults__, method.__kwdefaults__
+        return traced
 
     def _failed(self, place: str) -> None:
         self.errors += 1
@@ -114,29 +114,29 @@ class Hooks:
         logger.exception("kvscope: the hook on %s is off after an error in it", place)
 
 
-def _heard_source(method: FunctionType, after: After) -> str:
+def _traced_source(method: FunctionType, after: After) -> str:
     """Return the source HEARD for this method and the callback after it."""
     has = inspect.signature(method, follow_wrapped=False).parameters
     called, *arguments = has
     asked = list(inspect.signature(after).parameters.values())[1:]
-    told: list[str] = []
+    handed: list[str] = []
     for one in asked:
         if one.kind is Parameter.VAR_POSITIONAL:
-            told += [_handed(has[name]) for name in arguments if has[name].kind not in _BY_NAME]
+            handed += [_handed(has[name]) for name in arguments if has[name].kind not in _BY_NAME]
         elif one.kind is Parameter.VAR_KEYWORD:
-            told += [_handed(has[name]) for name in arguments if has[name].kind in _BY_NAME]
+            handed += [_handed(has[name]) for name in arguments if has[name].kind in _BY_NAME]
         elif one.name in has:
-            told.append(one.name)
+            handed.append(one.name)
     # That there is a default must be written here; what it is, is set afterwards.
     bare = [
         one.replace(annotation=Parameter.empty, default=Parameter.empty if one.default is Parameter.empty else None)
         for one in has.values()
     ]
-    return HEARD.format(
+    return TRACED_SOURCE.format(
         takes=str(inspect.Signature(bare))[1:-1],
         hands=", ".join(map(_handed, has.values())),
         called=called,
-        told="".join(f", {argument}" for argument in told),
+        handed="".join(f", {argument}" for argument in handed),
     )
 
 

@@ -61,9 +61,9 @@ Looking is slow.
 
 def _look_at(code: CodeType) -> tuple[CodeType, str]:
     names = code.co_varnames[: code.co_argcount]
-    told = code, next((name for name in ("request_id", "request", "self") if name in names), "")
-    _arguments[id(code)] = told
-    return told
+    pair = code, next((name for name in ("request_id", "request", "self") if name in names), "")
+    _arguments[id(code)] = pair
+    return pair
 
 
 def beneficiary() -> tuple[Any, int] | None:

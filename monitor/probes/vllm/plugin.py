@@ -20,7 +20,7 @@ from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter, watch_
 from kvscope.monitor.probes.vllm.front_end_messages import front_end_endpoint
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.probes.vllm.vllm_description import rank_of, served_model_name
-from kvscope.monitor.probes.vllm.worker_memory import bill, calling_executor
+from kvscope.monitor.probes.vllm.worker_memory import breakdown, calling_executor
 from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
 from kvscope.monitor.publishing.stall_capture import StallCapture, stacks_enabled
 
@@ -77,7 +77,7 @@ def attach(scheduler: Any) -> tuple[Probe, Publisher]:
     rank, _ = rank_of(scheduler)
     events = of_rank(os.environ["KVSCOPE_EVENTS"], rank)
     replay = os.environ.get("KVSCOPE_REPLAY", "")
-    thread = threading.get_ident()  # whoever makes the scheduler runs it
+    thread = threading.get_ident()  # the maker of the scheduler runs it
     log = EventLog(time)
     probe = Probe(scheduler, log, os.environ.get("KVSCOPE_HASH_KEY", "").encode())
     publisher = Publisher(
@@ -147,7 +147,7 @@ def connector_paths(scheduler: Any) -> set[str]:
 
 def _report_memory(probe: Probe) -> None:
     try:
-        figures = bill(probe.scheduler)
+        figures = breakdown(probe.scheduler)
     except Exception as error:
         logger.warning("kvscope: what vLLM measured of its device's memory is not reported: %r", error)
         return

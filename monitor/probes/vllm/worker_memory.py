@@ -21,7 +21,7 @@ from kvscope.monitor.events.kinds import SCHEMA, Kind
 UNKNOWN: Final = -1
 
 
-def bill(scheduler: Any) -> list[int]:
+def breakdown(scheduler: Any) -> list[int]:
     """Return the numbers of a MEMORY event in bytes, in the order of its schema, or nothing if there is no worker to
     read.
 
@@ -78,7 +78,7 @@ def _measured(worker: Any) -> dict[str, int]:
     if worker.model_config.enforce_eager:
         known["graphs_actual"] = 0
     if not hasattr(worker, "available_kv_cache_memory_bytes"):
-        return known  # it was told how large the pool is to be, and has not measured the rest
+        return known  # its pool has a configured size, and it has not measured the rest
     kept = _kept_for_graphs(worker)
     if kept is not None:
         known["graphs_estimated"] = kept

@@ -69,8 +69,8 @@ class Receiver:
     @property
     def services(self) -> set[str]:
         requests = self.of(trace_pb2.ExportTraceServiceRequest)
-        told = [attributes(r.resource.attributes) for got in requests for r in got.resource_spans]
-        return {str(resource["service.name"]) for resource in told}
+        reported = [attributes(r.resource.attributes) for got in requests for r in got.resource_spans]
+        return {str(resource["service.name"]) for resource in reported}
 
 
 class HttpReceiver(Receiver):

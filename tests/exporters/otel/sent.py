@@ -31,9 +31,9 @@ def sending(url: str, scene: Observer, sample: float = 1.0, pace: Pace = QUICK) 
     feed = scene.watch.feed
 
     def followed(records: Iterable[Record]) -> None:
-        told = list(records)
-        outlet.follow(told)
-        feed(told)
+        reported = list(records)
+        outlet.follow(reported)
+        feed(reported)
 
     scene.watch.feed = followed  # type: ignore[method-assign]
     try:

@@ -41,8 +41,8 @@ def test_what_a_receiver_misses_while_it_is_down_arrives_when_it_is_back(
         assert {figures.dropped for figures in outlet.figures()} == {0}
         assert outlet.figures()[0].waiting == 0
     assert set(roots(receiver)) == {one.request.id for one in ended}
-    (said,) = not_arriving(caplog)
-    assert "Failed to export" in said  # why, as the exporter says it
+    (stated,) = not_arriving(caplog)
+    assert "Failed to export" in stated  # why, as the exporter says it
 
 
 def not_arriving(caplog: pytest.LogCaptureFixture) -> list[str]:

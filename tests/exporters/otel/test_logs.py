@@ -13,27 +13,27 @@ def test_a_finding_is_a_log_record_when_it_fires_and_when_it_is_resolved(receive
     with sending(receiver.url, scene) as outlet:
         scene.live(400)
         fired = [t for t in scene.watch.take_transitions() if t.finding.judgement.code == "leak.finished-held"]
-        outlet.tell(fired)
+        outlet.report(fired)
         report = scene.only("leak.finished-held")
         culprit = scene.ledger.request(report.culprits.requests[0])
         assert culprit is not None
         connector = scene.lab.connector
         assert connector is not None
-        outlet.tell([fired[0]._replace(to="resolved")])
+        outlet.report([fired[0]._replace(to="resolved")])
     firing, resolved = receiver.logs
-    told = attributes(firing.attributes)
+    reported = attributes(firing.attributes)
     assert firing.event_name == "kvscope.finding"
     assert firing.body.string_value == report.explanation
     assert firing.time_unix_nano == fired[0].at_ns
-    assert told["kvscope.finding.id"] == report.id
-    assert told["kvscope.finding.code"] == "leak.finished-held"
-    assert told["kvscope.finding.state"] == "firing"
-    assert told["kvscope.finding.severity"] == report.severity
-    assert told["kvscope.finding.verdict"] == report.verdict
-    assert told["kvscope.finding.runbook"] == report.runbook
-    assert told["kvscope.culprits.requests"] == report.culprits.requests
-    assert told["kvscope.culprits.blocks"] == len(report.culprits.blocks)
-    assert told["kvscope.engine"] == ENGINE
+    assert reported["kvscope.finding.id"] == report.id
+    assert reported["kvscope.finding.code"] == "leak.finished-held"
+    assert reported["kvscope.finding.state"] == "firing"
+    assert reported["kvscope.finding.severity"] == report.severity
+    assert reported["kvscope.finding.verdict"] == report.verdict
+    assert reported["kvscope.finding.runbook"] == report.runbook
+    assert reported["kvscope.culprits.requests"] == report.culprits.requests
+    assert reported["kvscope.culprits.blocks"] == len(report.culprits.blocks)
+    assert reported["kvscope.engine"] == ENGINE
     root = root_of(ENGINE, culprit)
     assert (int.from_bytes(firing.trace_id), int.from_bytes(firing.span_id)) == (root.trace_id, root.span_id)
     assert (firing.severity_text, resolved.severity_text) == ("ERROR", "INFO")

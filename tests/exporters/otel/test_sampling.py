@@ -32,7 +32,7 @@ def test_what_a_finding_names_is_kept_and_what_the_watchdog_named(over_http: Rec
         scene.live(400)
         (held,) = [t for t in scene.watch.take_transitions() if t.finding.judgement.code == "leak.finished-held"]
         named = held.finding.judgement.requests[0]
-        outlet.tell([held])
+        outlet.report([held])
         stalled = scene.lab.arrive(8, max_tokens=3, name="stalled")
         again = scene.lab.arrive(8, max_tokens=3, name=named)
         scene.steps(1)

@@ -30,22 +30,22 @@ def test_a_trace_for_each_request_that_ended(receiver: Receiver, monkeypatch: py
     offset = scene.now_ns - scene.lab.clock.monotonic_ns()
     for record in scene.ledger.ended:
         span = spans[record.id]
-        said = attributes(span.attributes)
+        stated = attributes(span.attributes)
         assert (span.name, span.kind) == ("text_completion lab", Span.SPAN_KIND_SERVER)
         assert span.start_time_unix_nano == record.arrived_ns + offset
         assert span.end_time_unix_nano == record.finished_ns + offset
-        assert said["gen_ai.request.model"] == "lab"
-        assert said["gen_ai.provider.name"] == "kvscope"
-        assert said["gen_ai.usage.input_tokens"] == record.prompt_tokens > 0
-        assert said["gen_ai.usage.output_tokens"] == record.output_tokens
-        assert said["gen_ai.request.max_tokens"] == 30
-        assert said["server.address"] == "127.0.0.1"
-        assert said["kvscope.engine"] == scene.ledger.engine
-        assert said["kvscope.kv.peak_blocks"] == record.peak_blocks > 0
-        assert said["kvscope.preemptions"] == record.preemptions
-        assert said["kvscope.preempted_tokens"] == record.tokens_lost
-        assert said["kvscope.story_is_whole"]
-        waited = [float(value) for name, value in said.items() if name.startswith("kvscope.waited.")]
+        assert stated["gen_ai.request.model"] == "lab"
+        assert stated["gen_ai.provider.name"] == "kvscope"
+        assert stated["gen_ai.usage.input_tokens"] == record.prompt_tokens > 0
+        assert stated["gen_ai.usage.output_tokens"] == record.output_tokens
+        assert stated["gen_ai.request.max_tokens"] == 30
+        assert stated["server.address"] == "127.0.0.1"
+        assert stated["kvscope.engine"] == scene.ledger.engine
+        assert stated["kvscope.kv.peak_blocks"] == record.peak_blocks > 0
+        assert stated["kvscope.preemptions"] == record.preemptions
+        assert stated["kvscope.preempted_tokens"] == record.tokens_lost
+        assert stated["kvscope.story_is_whole"]
+        waited = [float(value) for name, value in stated.items() if name.startswith("kvscope.waited.")]
         assert sum(waited) == pytest.approx(sum(record.waited_ns.values()) / 1e9)
     assert max(record.preemptions for record in scene.ledger.ended) > 0
     aborted, served = attributes(spans["r-2"].attributes), attributes(spans["r-1"].attributes)
@@ -81,12 +81,12 @@ def test_the_spans_of_a_preempted_request_are_its_story(over_http: Receiver) -> 
             for line in request_history(about, record.number, request_names(scene.ledger))
             if line.what not in ("progressed", "allocated", "reused", "released")
         ]
-        told = [
+        reported = [
             (event.time_unix_nano, event.name, attributes(event.attributes)["kvscope.text"])
             for span in (root, *children, *(inside for child in children for inside in under(over_http, child)))
             for event in span.events
         ]
-        assert sorted(told) == sorted(lines)
+        assert sorted(reported) == sorted(lines)
         # Each preemption, with what it cost.
         losses = [attributes(s.attributes)["kvscope.tokens_lost"] for s in children if s.name == "preempted"]
         assert len(losses) == record.preemptions
@@ -168,8 +168,10 @@ def test_remote_loads_and_waits_outside_the_scheduler_are_spans(over_http: Recei
         outlet.send(scene.watch.take_ended())
     (root,) = roots(over_http).values()
     assert root.name == "chat lab"
-    told = [(span.name, (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9) for span in under(over_http, root)]
-    assert told == [
+    reported = [
+        (span.name, (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9) for span in under(over_http, root)
+    ]
+    assert reported == [
         ("front end", 0.5),
         ("wait STRUCTURED_OUTPUT_GRAMMAR", 1.0),
         ("remote load", 2.0),

@@ -21,5 +21,5 @@ class Pager(Receiver):
 
     def post(self, message: Message, now: datetime) -> Post:
         """Return one line."""
-        text = f"{message.kind} {message.trouble.code} {message.trouble.engine}"
+        text = f"{message.kind} {message.finding.code} {message.finding.engine}"
         return Post({"content-type": "text/plain"}, text.encode())
