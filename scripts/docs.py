@@ -62,6 +62,8 @@ ENVIRONMENT = {
     "KVSCOPE_LAB_VLLM_RELEASE": "a folder with another release of vLLM, put ahead of that Python's own",
     "KVSCOPE_REMOTE_WRITE_TOKEN": "the bearer token that `monitor serve --remote-write` sends",
     "KVSCOPE_ZONE": "zone of an agent's engines, for the fleet view",
+    "KVSCOPE_SERVICE": "service of an agent's engines: a hub shows its prefill engines beside its decode engines",
+    "KVSCOPE_KV_ROLE": "role of an agent's engines in their service, producer or consumer, where it is kv_both",
     "KVSCOPE_WEBHOOK_SECRET": "the secret that signs alerts to webhooks (whsec_…)",
 }
 

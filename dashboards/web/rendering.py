@@ -248,7 +248,7 @@ def _shown(query: Query, here: Here) -> ShownView:
     except Unreachable as error:
         view = _sentence(here, str(error))
     except Exception:  # a fault of ours in one view, which is no reason to show nothing at all
-        logger.exception("the view /%s could not be made", here.place.view)
+        logger.exception("the view /%s could not be rendered", here.place.view)
         view = _sentence(here, "This view could not be rendered because of an error in kvscope. See its log.")
     sections = {f"main {name}": _encoded(tree) for name, tree in view.sections.items()}
     return ShownView(sections | {"aside": _encoded(view.aside)}, "" if here.moment else here.engine.position or "")

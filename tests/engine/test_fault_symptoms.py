@@ -103,7 +103,7 @@ def test_leak_remote_load_lost(fault: bool) -> None:
 def test_leak_external_pins(fault: bool) -> None:
     """Once each stored block was fetched, nothing more is ever stored: prefixes that come later are always missed."""
     with store(capacity=2, faults=on("leak.external-pins", fault)) as s:
-        first, later = [b"a1", b"a2"], [b"b1", b"b2"]
+        first, later = ([name * 16 for name in names] for names in ((b"a", b"b"), (b"c", b"d")))
         s.finish(first, [1, 2])
         s.load(first, [11, 12])
         s.finish(later, [3, 4])

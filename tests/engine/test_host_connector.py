@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope.engine.blocks.prefix_hashes import DIGEST_BYTES
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
@@ -28,6 +29,11 @@ from tests.engine.process import wait_for
 BLOCK = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 STREAM = EventStream("tiny@test/0", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+
+
+def digest(name: str) -> bytes:
+    """Return a digest of the length that prefixes have."""
+    return name.encode().ljust(DIGEST_BYTES, b"-")
 
 
 def prompts(rng: random.Random, count: int) -> list[list[int]]:
@@ -165,14 +171,14 @@ def store(capacity: int, fail: bool = False, faults: Sequence[str] = ()) -> Iter
 
 def test_the_least_recently_used_goes_first_and_a_prefix_loses_its_end_first() -> None:
     with store(capacity=4) as s:
-        a, b, c = [b"a1", b"a2"], [b"b1", b"b2"], [b"c1"]
+        a, b, c = [digest("a1"), digest("a2")], [digest("b1"), digest("b2")], [digest("c1")]
         assert s.finish(a, [1, 2]) == 1
         assert s.finish(b, [3, 4]) == 2
         assert s.find(a) == 2
         assert s.load(a, [11, 12]) == [1.0, 2.0]
         assert s.finish(c, [5]) == 3
         assert (s.find(a), s.find(b), s.find(c)) == (2, 1, 1)
-        assert s.find([b"never", *a]) == 0
+        assert s.find([digest("never"), *a]) == 0
         assert s.finish(a, [7, 8]) == 0  # nothing new to keep: nothing is held
         s.kv.zero_()
         assert s.load(a, [13, 14]) == [1.0, 2.0]
@@ -180,19 +186,19 @@ def test_the_least_recently_used_goes_first_and_a_prefix_loses_its_end_first() -
 
 def test_what_a_fetch_waits_for_is_not_evicted() -> None:
     with store(capacity=2) as s:
-        a = [b"a1", b"a2"]
+        a = [digest("a1"), digest("a2")]
         assert s.finish(a, [1, 2]) == 1
         s.connector.start_load(KVLoad(asking(a), 0, [11, 12]))
-        assert s.finish([b"b1"], [3]) == 0  # nothing could make room for it
+        assert s.finish([digest("b1")], [3]) == 0  # nothing could make room for it
         wait_for(lambda: bool(s.connector.loaded()))
-        assert s.finish([b"b1"], [3]) == 3
-        assert (s.find(a), s.find([b"b1"])) == (1, 1)
+        assert s.finish([digest("b1")], [3]) == 3
+        assert (s.find(a), s.find([digest("b1")])) == (1, 1)
 
 
 def test_a_copy_that_fails_keeps_nothing_and_gives_the_blocks_back(caplog: pytest.LogCaptureFixture) -> None:
     with store(capacity=4, fail=True) as s:
-        assert s.finish([b"a"], [1]) == 1
-        assert s.find([b"a"]) == 0
+        assert s.finish([digest("a")], [1]) == 1
+        assert s.find([digest("a")]) == 0
     assert "no memory" in caplog.text
 
 

@@ -163,7 +163,7 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
             raise ZeroDivisionError("on purpose")
 
     page = look(Pages(BrokenWatch()), PagePlace("blocks", ENGINE))
-    assert "could not be made" in page.sections["main sentence"]
+    assert "could not be rendered" in page.sections["main sentence"]
     assert ENGINE in page.sections["bar"]
     assert "on purpose" in caplog.text
 
@@ -185,7 +185,7 @@ def test_of_an_engine_known_by_figures_alone_every_view_says_what_it_can(path: s
     )
     page = look(Pages(watch), PagePlace(path, "vllm", id="1"))
     assert page.notices["main"]
-    assert "could not be made" not in str(page.sections)
+    assert "could not be rendered" not in str(page.sections)
     assert "seen through /metrics only" in page.sections["bar"]
     if path == "":
         assert "not exposed" in page.sections["main engines"]

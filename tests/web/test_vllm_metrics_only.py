@@ -73,7 +73,7 @@ def test_each_view_in_the_navigation_shows_data_of_this_engine(browser: Browser,
             shown = re.sub(r"\s+", " ", opened(page, f"{plain.url}/{entry.path}"))
             assert re.search(FIGURES[entry.path], shown), (entry.path, shown)
             assert page.locator("#view :is(table, .plot, .tiles, form, .pool-bar)").count(), entry.path
-            assert "could not be made" not in shown
+            assert "could not be rendered" not in shown
             fits(page)
             assert not page.evaluate(OVERFLOWING), (entry.path, width)
             tab = page.locator('#views a[aria-current="page"]')
