@@ -59,32 +59,6 @@ def test_what_is_mostly_not_needed_again_is_no_loss(needed: int) -> None:
     assert not flushed_by_one_prompt(needed=needed).firing(FLUSHED)
 
 
-def flushed_of_large_blocks(needed: int, block_size: int) -> Spoken:
-    """A prompt evicts all of a small pool of cached blocks, and `needed` of them are computed again."""
-    scene = Spoken(total=41, block_size=block_size)
-    kept = list(range(1, 41))
-    scene.arrive(1, kept)
-    scene.log.cached(1, kept, kept)
-    end(scene, 1, kept)
-    evict(scene, 2, kept, needed)
-    scene.wait(1)
-    return scene
-
-
-def test_large_blocks_count_by_their_tokens() -> None:
-    (finding,) = flushed_of_large_blocks(needed=20, block_size=256).firing(FLUSHED)
-    assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["r-2"])
-    assert value(finding, "evicted_blocks_recomputed") == 20
-
-
-@pytest.mark.parametrize(("needed", "block_size"), [(20, 32), (3, 256)])
-def test_a_tenth_of_a_second_of_work_is_no_loss_in_large_blocks_either(needed: int, block_size: int) -> None:
-    """640 and 768 tokens."""
-    scene = flushed_of_large_blocks(needed, block_size)
-    assert [one.missed for one in scene.ledger.state.evictions.culprits] == [needed]
-    assert not scene.firing(FLUSHED)
-
-
 def test_prompts_as_large_as_one_another_are_no_flush() -> None:
     assert not flushed_by_one_prompt(needed=BLOCKS // 8, usual=500).firing(FLUSHED)
 

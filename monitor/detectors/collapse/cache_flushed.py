@@ -53,7 +53,6 @@ class CacheFlushed(Detector[Judgement]):
     min_blocks = Threshold(
         64, "blocks", "1,024 tokens in vLLM's blocks of 16 are computed again in about a tenth of a second"
     )
-    min_tokens = Threshold(1024, "tokens", "the same where blocks are larger: fewer of them hold as many tokens")
     min_recomputed = Threshold(
         0.01, "of the computed since", "of less work that is done again, a client notices nothing in its latency"
     )
@@ -79,15 +78,11 @@ class CacheFlushed(Detector[Judgement]):
         elif ledger.prefixes.stored:
             yield from self._from_kv_events(ledger, settings)
 
-    def _least_blocks(self, ledger: EngineLedger, settings: Settings) -> float:
-        """Return how many blocks must be computed again: `min_blocks`, or `min_tokens` in blocks if that is fewer."""
-        return min(settings(self.min_blocks), settings(self.min_tokens) / max(ledger.state.block_size, 1))
-
-    def _is_loss(self, evicted: int, kept_before: int, missed: int, least: float, settings: Settings) -> bool:
+    def _is_loss(self, evicted: int, kept_before: int, missed: int, settings: Settings) -> bool:
         """Whether one prompt evicted much of what was kept, and enough of that was needed again."""
         return (
             evicted >= settings(self.min_share) * max(kept_before, 1)
-            and missed >= least
+            and missed >= settings(self.min_blocks)
             and missed >= settings(self.min_missed) * evicted
         )
 
@@ -99,7 +94,7 @@ class CacheFlushed(Detector[Judgement]):
     def _is_large_loss(self, ledger: EngineLedger, one: Evictor, usable: int, settings: Settings) -> bool:
         """Whether one prompt, much larger than those of the load, evicted a part of a large pool that was needed."""
         needed = max(settings(self.min_pool_share) * usable, settings(self.min_needed) * one.evicted)
-        if one.missed < max(needed, self._least_blocks(ledger, settings)):
+        if one.missed < max(needed, settings(self.min_blocks)):
             return False
         prompts = [record.prompt_tokens for record in (*ledger.ended, *ledger.state.requests.values())]
         typical = median(prompts) / max(ledger.state.block_size, 1) if prompts else 0.0
@@ -113,13 +108,12 @@ class CacheFlushed(Detector[Judgement]):
 
     def _by_one_prompt(self, ledger: EngineLedger, settings: Settings, evictors: list[Evictor]) -> Iterator[Judgement]:
         usable = max(1, ledger.state.total - ledger.state.reserved)
-        least = self._least_blocks(ledger, settings)
         flushes = [
             one
             for one in evictors
             if one.cached_before >= settings(self.min_cache) * usable
             and (
-                self._is_loss(one.evicted, one.cached_before, one.missed, least, settings)
+                self._is_loss(one.evicted, one.cached_before, one.missed, settings)
                 or self._is_large_loss(ledger, one, usable, settings)
             )
             and self._is_felt(ledger, ledger.wall(one.at_ns), one.missed, settings)
@@ -158,7 +152,7 @@ class CacheFlushed(Detector[Judgement]):
         usable = max(1, ledger.state.total - ledger.state.reserved)
         needless = [one for one in evictors if one.unused >= settings(self.min_unused) * usable]
         missed = sum(one.missed for one in needless)
-        if missed < max(1, self._least_blocks(ledger, settings)) or not self._is_felt(
+        if missed < settings(self.min_blocks) or not self._is_felt(
             ledger, ledger.wall(needless[0].at_ns), missed, settings
         ):
             return
@@ -241,8 +235,7 @@ class CacheFlushed(Detector[Judgement]):
 
     def _is_flush(self, chain: Chain, ledger: EngineLedger, settings: Settings) -> bool:
         is_recent = ledger.now_ns - chain.began_ns <= settings(self.remember_s) * 1e9
-        least = settings(self.min_blocks)
-        if not is_recent or not self._is_loss(chain.evicted, chain.kept_before, chain.missed, least, settings):
+        if not is_recent or not self._is_loss(chain.evicted, chain.kept_before, chain.missed, settings):
             return False
         stored = sum(step.stored for step in ledger.prefixes.steps if step.at_ns >= chain.began_ns)
         return chain.missed >= settings(self.min_recomputed) * stored
