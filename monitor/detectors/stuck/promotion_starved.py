@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.engine_pace import at_pace_s
@@ -18,10 +19,14 @@ from kvscope.monitor.detectors.stuck.waiting_requests import (
 )
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
+from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.living_requests import Living, was_left_out
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
+
+CLOSED_PASS: Final = frozenset((Cause.TOKEN_BUDGET, Cause.MAX_NUM_SEQS, Cause.PAUSED, Cause.PREEMPTION_IN_STEP))
+"""Limits of a whole pass: with one reached, the scheduler tries no waiting request, however long it has been ready."""
 
 
 class PromotionStarved(Detector[Judgement]):
@@ -57,15 +62,21 @@ class PromotionStarved(Detector[Judgement]):
     ) -> Iterator[Judgement]:
         # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them.
         head = ledger.head()
-        if head is not None:
-            ready = [r for r in ready if was_left_out(r, head) or was_overtaken(r, r.ready_ns, living.running)]
+        overtaken = {r.number for r in ready if was_overtaken(r, r.ready_ns, living.running)}
+        ready = [r for r in ready if r.number in overtaken or _was_due(r, head)]
         grace_s = at_pace_s(ledger, settings, self.grace_s)
-        late = overdue_requests(ledger, ready, lambda r: r.ready_ns, ledger.looked_ns, grace_s)
+        late = overdue_requests(
+            ledger,
+            ready,
+            lambda r: r.ready_ns if r.number in overtaken else max(r.ready_ns, r.since_ns),
+            ledger.looked_ns,
+            grace_s,
+        )
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)
         blocks = blocks_of_requests(late.records)
-        overtaken = sum(record.admitted_ns > late.since_ns for record in living.running)
+        admitted = sum(record.admitted_ns > late.since_ns for record in living.running)
         yield overdue_judgement(
             ledger,
             late,
@@ -78,7 +89,7 @@ class PromotionStarved(Detector[Judgement]):
                 ),
                 Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
                 Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-                Evidence("admitted_since_ready", overtaken, "requests", position=at(state.places.moved)),
+                Evidence("admitted_since_ready", admitted, "requests", position=at(state.places.moved)),
                 Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
                 Evidence(
                     "blocks_held", len(blocks), "blocks", position=at(*(record.ready_at for record in late.records))
@@ -105,3 +116,12 @@ class PromotionStarved(Detector[Judgement]):
                 "A larger pool: the request does not wait for blocks.",
             ),
         )
+
+
+def _was_due(record: RequestState, head: RequestState | None) -> bool:
+    """Return whether the scheduler should have reached it, as far as the last pass shows: no limit of the whole pass
+    ended that before any waiting request was tried, or before this one was.
+    """
+    if record.cause in CLOSED_PASS and record.passed_over_at > record.ready_at:
+        return False
+    return head is None or (head.cause not in CLOSED_PASS and was_left_out(record, head))

@@ -1,0 +1,39 @@
+"""stuck.promotion-starved where each pass ends before the scheduler tries a waiting request."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope.monitor.events.kinds import Cause, Limit, Load, Status
+from tests.detectors.scenes import Spoken
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_ready_request_whose_passes_end_before_the_queue_waits_for_its_turn(overtaken: bool) -> None:
+    """A prompt takes each step's whole token budget, and one that arrived later is refused the same way: no waiting
+    request was tried. With the later one admitted, this one was skipped.
+    """
+    scene = Spoken()
+    log = scene.log
+    scene.arrive(1, list(range(1, 30)))
+    log.arrived(2, "r-2", 40, 8, 0, 10, 12)
+    log.queued(2, Cause.NEW)
+    log.waiting_on(2, Status.WAITING_FOR_REMOTE_KVS)
+    log.remote_load(2, Load.DELIVERED, 40)
+    log.not_scheduled(2, Cause.TOKEN_BUDGET, 1)
+    scene.say()
+    scene.wait(0.5)
+    log.arrived(3, "r-3", 40, 8, 0, 10, 12)
+    log.queued(3, Cause.NEW)
+    log.not_scheduled(3, Cause.TOKEN_BUDGET, 1)
+    if overtaken:
+        log.admitted(3, 0)
+    for step in range(60):
+        log.tick()
+        log.step_launched(step, [1], [1])
+        scene.say()
+        scene.wait(0.5)
+        log.progressed([1], [116 + step], [step])
+        log.step_completed(step, 500_000_000, Limit.TOKENS, 2, 0, 29)
+    starved = scene.firing("stuck.promotion-starved")
+    assert [finding.culprits.requests for finding in starved] == ([["r-2"]] if overtaken else [])
