@@ -198,7 +198,7 @@ def ingest(browser: Browser, url: str, lab: Lab, watch: Pipeline, viewers: int, 
     """
     requests = len(lab.scheduler.requests)
     looks: dict[str, Callable[[], AbstractContextManager[None]]] = {
-        "nobody": nullcontext,
+        "no page": nullcontext,
         f"{viewers} viewers of one view": lambda: connected(url, ["/engine"] * viewers),
         f"{viewers} viewers of different views": lambda: connected(url, [f"/{view}" for view in VIEWS[:viewers]]),
         f"{viewers} tabs of a browser": lambda: tabs(browser, url, viewers),
@@ -217,7 +217,7 @@ def ingest(browser: Browser, url: str, lab: Lab, watch: Pipeline, viewers: int, 
                     events += sum(count_events(batch.runs.cast("i")) for batch in batches)
                     time.sleep(PAUSE_S)
             rates[name].append(events / took)
-    unwatched = rates["nobody"]
+    unwatched = rates["no page"]
     print(f"\n{'entered as fast as may be':34}{'events/s':>10}{'ratio':>8}{'from':>8}{'to':>6}")
     for name, seen in rates.items():
         ratios = [some / alone for some, alone in zip(seen, unwatched, strict=True)]

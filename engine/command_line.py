@@ -181,7 +181,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        message = f"cannot listen on {host}:{port}: {reason}; choose another --port (0 picks a free one)"
+        message = f"cannot listen on {host}:{port}: {reason}. Choose another --port (0 picks a free one)"
         raise ValueError(message) from error
 
 

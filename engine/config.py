@@ -98,12 +98,12 @@ class EngineConfig:
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 2:
             raise ValueError(
                 f"num_gpu_blocks_override is {self.num_gpu_blocks_override} and must be at least 2, one of which is"
-                " reserved; leave it out to let the memory decide"
+                " reserved. Leave it out to let the memory decide"
             )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(
-                f"max_model_len is {self.max_model_len} and must be at least 2, a token of prompt and one of output;"
-                " leave it out for the model's own"
+                f"max_model_len is {self.max_model_len} and must be at least 2, a token of prompt and one of output."
+                " Leave it out for the model's own"
             )
 
     def _check_choices(self) -> None:

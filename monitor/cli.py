@@ -101,7 +101,7 @@ def _explained(error: Exception) -> tuple[int, str]:
     from kvscope.monitor.events.wire import ContractError
 
     if isinstance(error, PermissionError):
-        return USAGE, f"{error.filename}: permission denied; name another path, or run as its owner"
+        return USAGE, f"{error.filename}: permission denied. Name another path, or run as its owner"
     # BadTarget and ValueError before the rest: some of those are ValueErrors, too.
     if isinstance(error, BadTarget | ValueError):
         return USAGE, str(error)

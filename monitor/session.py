@@ -224,7 +224,7 @@ class Session:
             return name or self._observation.engine
         names = [view.engine for view in self.engines()]
         if len(names) != 1:
-            raise NotKnown(f"{self.target} has {len(names)} engines; name one: {', '.join(names)}")
+            raise NotKnown(f"{self.target} has {len(names)} engines. Name one: {', '.join(names)}")
         return names[0]
 
 

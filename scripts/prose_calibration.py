@@ -4,9 +4,9 @@
     git clone https://github.com/hynek/structlog
     python -m scripts.prose_calibration datasette structlog
 
-The earlier counts, made with other patterns, set the aims for kvscope's texts. Passives and "you" are frequent, so they
-must agree within a fifth. The other measures count a few dozen of thousands of sentences, and must agree within half a
-point. Prints each measure, and exits with 1 if one does not agree. docs/prose.txt has the last output.
+The earlier counts, made with other patterns, set the aims for kvscope's texts. Each measure must agree within a fifth,
+but for UNREPRODUCED. Prints each measure, and exits with 1 if another one does not agree. docs/prose.txt has the last
+output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from scripts.prose_check import Measured, measured
 from scripts.prose_counts import sentences_below
 
 TOLERATED_SHARE: Final = 0.2
-TOLERATED_POINTS: Final = 0.5
 
 
 class Anchor(NamedTuple):
@@ -52,6 +51,11 @@ ANCHORS: Final = (
 )
 
 
+UNREPRODUCED: Final = {("datasette", "openings")}
+"""An earlier count of about 24 sentences of 2,979. Only 12 places in the source files open a sentence that way, however
+the text is split: `grep -cE "(^|[.!?] )(What|Who|Of|Those|There (is|are|was|were))\\b" docs/*.rst`."""
+
+
 class Comparison(NamedTuple):
     """One measure of one project: the earlier count and the one of this script."""
 
@@ -62,9 +66,15 @@ class Comparison(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether they differ by a fifth at most, or, for rare sentences, by half a point."""
-        difference = abs(self.now - self.earlier)
-        return difference <= (self.earlier * TOLERATED_SHARE if self.earlier > 2 else TOLERATED_POINTS)
+        """Whether they differ by a fifth at most."""
+        return abs(self.now - self.earlier) <= self.earlier * TOLERATED_SHARE
+
+    @property
+    def verdict(self) -> str:
+        """Note on a measure that does not agree."""
+        if self.agrees:
+            return ""
+        return "  not reproduced" if (self.anchor, self.measure) in UNREPRODUCED else "  does not agree"
 
 
 def main(folders: Sequence[str]) -> int:
@@ -77,9 +87,8 @@ def main(folders: Sequence[str]) -> int:
     print(f"{'docs of':<12}{'measure':<12}{'earlier':>8}{'now':>8}{'difference':>12}")
     for row in rows:
         share = (row.now - row.earlier) / row.earlier
-        verdict = "" if row.agrees else "  does not agree"
-        print(f"{row.anchor:<12}{row.measure:<12}{row.earlier:>8.1f}{row.now:>8.1f}{share:>12.0%}{verdict}")
-    return 0 if all(row.agrees for row in rows) else 1
+        print(f"{row.anchor:<12}{row.measure:<12}{row.earlier:>8.1f}{row.now:>8.1f}{share:>12.0%}{row.verdict}")
+    return 0 if all(row.agrees or (row.anchor, row.measure) in UNREPRODUCED for row in rows) else 1
 
 
 def compared(anchor: Anchor, now: Measured) -> Iterator[Comparison]:

@@ -8,18 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from scripts.prose_calibration import ANCHORS, Anchor, Comparison, compared, counted
+from scripts.prose_calibration import ANCHORS, UNREPRODUCED, Anchor, Comparison, compared, counted
 from scripts.prose_check import Measured
 
 CLONES = os.environ.get("KVSCOPE_TEST_ANCHORS", "")
 
 
-def test_a_frequent_measure_agrees_within_a_fifth_and_a_rare_one_within_half_a_point() -> None:
+def test_a_measure_agrees_within_a_fifth_however_rare_it_is() -> None:
     assert Comparison("a", "passives", 25, 29.9).agrees
     assert not Comparison("a", "passives", 25, 31).agrees
     assert not Comparison("a", "you", 34, 26).agrees
-    assert Comparison("a", "openings", 0.8, 0.4).agrees
-    assert not Comparison("a", "openings", 0.8, 1.4).agrees
+    assert Comparison("a", "openings", 0.8, 0.7).agrees
+    assert not Comparison("a", "openings", 0.8, 0.4).agrees
+
+
+def test_only_the_one_known_difference_is_excused() -> None:
+    assert Comparison("datasette", "openings", 0.8, 0.3).verdict == "  not reproduced"
+    assert Comparison("datasette", "semicolons", 0.7, 1.0).verdict == "  does not agree"
+    assert Comparison("structlog", "openings", 1.2, 0.3).verdict == "  does not agree"
 
 
 def test_the_docs_are_counted_as_they_are_at_the_commit(tmp_path: Path) -> None:
@@ -48,4 +54,5 @@ def test_the_docs_are_counted_as_they_are_at_the_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("anchor", ANCHORS, ids=lambda anchor: anchor.name)
 def test_counts_agree_with_the_earlier_ones(anchor: Anchor) -> None:
     now = counted(anchor, Path(CLONES) / anchor.name)
-    assert [row for row in compared(anchor, now) if not row.agrees] == []
+    unlike = {(row.anchor, row.measure) for row in compared(anchor, now) if not row.agrees}
+    assert unlike == {each for each in UNREPRODUCED if each[0] == anchor.name}

@@ -211,7 +211,7 @@ def test_of_several_engines_one_is_named() -> None:
         scene.live(15)
         pipeline.feed(msgspec.structs.replace(frame, engine=name) for frame in scene.lab.frames)
     with serve_pipeline(pipeline) as url, kvscope.open(url) as session:
-        with pytest.raises(kvscope.NotKnown, match=r"2 engines; name one: a@.*, b@"):
+        with pytest.raises(kvscope.NotKnown, match=r"2 engines. Name one: a@.*, b@"):
             session.requests()
         assert session.requests(engine="b@127.0.0.1:2/0") == pipeline.requests("b@127.0.0.1:2/0")
         assert {each.engine for each in session.findings("a@127.0.0.1:1/0")} == {"a@127.0.0.1:1/0"}

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, asks nobody else for anything, and its search finds answers."""
+"""The documentation site: it builds without a warning, makes no external request, and its search finds answers."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ MANY: Final = (
 )
 """Things of one kind with different colours, such as owners."""
 RISING: Final = ((205, 225, 245), (160, 195, 235), (110, 160, 220), (70, 120, 195), (45, 80, 160), (25, 40, 110))
-"""A figure that rises, such as an age: seen on light and dark alike by its order, not by its ends."""
-NOBODY: Final = (128, 140, 160)
+"""Shades for a value that grows, such as an age. The order, not the ends, reads well on light and dark."""
+NO_VALUE: Final = (128, 140, 160)
 
 
 def colour_of(by: str, value: int) -> tuple[int, int, int]:
     """Return the colour of a value of a colouring of blocks."""
     if value == 0:
-        return NOBODY
+        return NO_VALUE
     if by in ("owner", "prefix"):
         return MANY[value - 1] if value <= len(MANY) else OTHER
     return RISING[min(value, len(RISING)) - 1]

@@ -71,7 +71,7 @@ class Alerts:
             self.outbox = Outbox(config.path, self.receivers, config.repeat_s, config.look_again_s, time.time())
         except (OSError, sqlite3.Error) as error:
             raise ValueError(
-                f"--data: alerts cannot be kept in {config.path} ({error}); name another directory"
+                f"--data: alerts cannot be kept in {config.path} ({error}). Name another directory"
             ) from error
         self._selection = VerdictSelection(config.least_verdict)
         self._senders = [self._sender_of(receiver) for receiver in self.receivers]

@@ -85,7 +85,7 @@ class BusLink(BusThread):
             self.spool = BusSpool(path, config.tenant)
         except (OSError, sqlite3.Error) as error:
             raise ValueError(
-                f"--data: messages to NATS cannot be kept in {path} ({error}); name another directory"
+                f"--data: messages to NATS cannot be kept in {path} ({error}). Name another directory"
             ) from error
         self.leases = LeaseKeeper(config, uuid.uuid4().hex, self.spool, share, self.annotate) if share else None
         self._published: Counter[str] = Counter()

@@ -51,7 +51,7 @@ def _run(parsed: argparse.Namespace) -> int:
     except ContractError as error:
         raise CannotTell(str(error)) from error
     except OSError as error:
-        raise ValueError(f"{parsed.file} cannot be written: {error.strerror}; name another file") from error
+        raise ValueError(f"{parsed.file} cannot be written: {error.strerror}. Name another file") from error
     finally:
         unfinished.unlink(missing_ok=True)
     print(

@@ -96,7 +96,7 @@ def make(
                 for segment in sorted(directory.iterdir()):
                     bundle.write(segment, EVENTS_FOLDER + segment.name)
         except OSError as error:
-            raise ValueError(f"{file} cannot be written: {error.strerror}; name another file") from error
+            raise ValueError(f"{file} cannot be written: {error.strerror}. Name another file") from error
     return Made(frames, file.stat().st_size, shown)
 
 

@@ -68,7 +68,7 @@ class JournalRecorder:
         try:
             return JournalWriter(self._directory, epoch)
         except OSError as error:
-            raise BadTarget(f"{self._directory} cannot be written: {error.strerror}; name another directory") from error
+            raise BadTarget(f"{self._directory} cannot be written: {error.strerror}. Name another directory") from error
 
     @property
     def has_begun(self) -> bool:

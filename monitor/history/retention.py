@@ -63,7 +63,7 @@ class Keeper:
             make_private(directory)
         except OSError as error:
             raise ValueError(
-                f"{directory} cannot be written: {error.strerror}; name another directory with --data"
+                f"{directory} cannot be written: {error.strerror}. Name another directory with --data"
             ) from error
         self._deleted_s = 0.0
         self._writers: dict[str, Writer] = {}

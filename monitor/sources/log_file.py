@@ -206,7 +206,7 @@ class LogFile(Source):
                 lines, more = self._lines.read()
                 records += self._log.records(lines, grows=True)
         except OSError as error:
-            self._error = f"{self._path}: cannot be read now: {error.strerror}; it is tried again"
+            self._error = f"{self._path}: cannot be read now: {error.strerror}. The next read follows"
             more = False
         self._is_log = self._is_log or bool(self._log.stats_lines)
         if not self._caught_up:

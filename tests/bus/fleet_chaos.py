@@ -2,8 +2,8 @@
 
     python -m tests.bus.fleet_chaos --faults 30 --seed 1 --results fleet.jsonl [--resume]
 
-Each round troubles one engine before the fault and one during it. When the fault is over, the fleet has settled and the
-incidents have ended:
+Each round makes one engine leak before the fault and one during it. When the fault is over, the fleet has settled and
+the incidents have ended:
 
     transitions  each incident is in the stream with its beginning and its end and no other of its code is, each by one
                  message id, and a reader that stands on what a hub stands on was sent each once

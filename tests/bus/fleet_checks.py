@@ -79,7 +79,7 @@ class FleetJudge:
         return problems
 
     def _longest_pause_s(self, engine: str) -> float:
-        """Return the longest time without a step of an engine, by its journal: a leak that nobody caused may be one."""
+        """Return the longest time without a step of an engine, by its journal: a pause may look like a leak."""
         number = next(each for each in range(self._engines) if chaos_engine_name(each) == engine)
         frames = map(decode, journal.read(self._lab.folder / "engines" / f"journal-{number}"))
         times = [

@@ -115,20 +115,20 @@ class FleetFaults:
 
     def _begin(self, number: int) -> None:
         self._incidents[chaos_engine_name(number)] += 1
-        self._lab.set_trouble(number, True)
+        self._lab.set_leak(number, True)
 
-    def _settle(self, *troubled: int, is_long: bool) -> None:
+    def _settle(self, *leaking: int, is_long: bool) -> None:
         """Wait until the bus describes every engine and both leaks, then end them."""
         lab, ended_ns = self._lab, time.time_ns()
         if is_long:
             time.sleep(RETURN_S)  # engines move back then: a leak that ends meanwhile takes five minutes to be over
-        names = {chaos_engine_name(number) for number in troubled}
+        names = {chaos_engine_name(number) for number in leaking}
         until(lambda: all(server.is_well() for server in lab.servers), "every node is well", SETTLED_S)
         until(lambda: len(lab.owners(ended_ns)) == self._engines, "every engine is described again", SETTLED_S)
         until(lambda: names <= lab.leaking(), "both leaks are on the bus", SETTLED_S)
         self._wait_until_nothing_moves()
-        for number in troubled:
-            lab.set_trouble(number, False)
+        for number in leaking:
+            lab.set_leak(number, False)
         until(lambda: not names & lab.leaking(), "both leaks are over on the bus", RESOLVED_S)
 
     def _wait_until_nothing_moves(self) -> None:

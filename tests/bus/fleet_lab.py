@@ -104,9 +104,9 @@ class FleetLab:
         self.agents: list[Service] = []
         self.hubs: list[Service] = []
 
-    def set_trouble(self, number: int, is_on: bool) -> None:
+    def set_leak(self, number: int, is_on: bool) -> None:
         """Begin or end a leak of an engine."""
-        marker = self.folder / "engines" / f"trouble-{number}"
+        marker = self.folder / "engines" / f"leak-{number}"
         marker.touch() if is_on else marker.unlink()
 
     def leaking(self) -> set[str]:

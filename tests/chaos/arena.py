@@ -279,9 +279,9 @@ class Arena:
             found.append(Delivered(entry["at_s"], entry["id"], data["id"], data["state"], data["engine"], data["code"]))
         return found
 
-    def set_trouble(self, number: int, is_on: bool) -> None:
-        """Begin or end the trouble of an engine."""
-        marker = self.folder / "engines" / f"trouble-{number}"
+    def set_leak(self, number: int, is_on: bool) -> None:
+        """Begin or end the leak of an engine."""
+        marker = self.folder / "engines" / f"leak-{number}"
         if is_on:
             marker.touch()
         else:

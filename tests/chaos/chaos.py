@@ -2,10 +2,10 @@
 
     python -m tests.chaos.chaos --faults 100 --seed 1 --results /tmp/chaos.jsonl [--resume]
 
-Each round draws one fault or two, and an engine that is in trouble meanwhile: from before the fault, from during it, or
+Each round draws one fault or two, and an engine that leaks meanwhile: from before the fault, from during it, or
 until during it. After the round:
 
-    alerts    the receiver has been sent that the trouble began and that it ended
+    alerts    the receiver has been sent that the leak began and that it ended
     repeats   no message came twice, but one for each process that was killed, under the same id
     history   the monitor answers what the engine's journal holds, event by event, and the blocks of a second fold
     notice    what cannot be seen is reported within 5 s, by the monitor or, of the monitor, by an outside probe
@@ -36,7 +36,7 @@ from tests.chaos.chaos_faults import ChaosFault, DataDeleted, MonitorKill, possi
 from tests.chaos.engines_process import chaos_engine_name
 from tests.chaos.history_check import HistoryCheck
 
-TROUBLE: Final = "leak.finished-held"
+LEAK: Final = "leak.finished-held"
 NOTICE_S: Final = 5.0
 NOTICE_SLACK_S: Final = 0.5
 """The question itself takes time on a busy machine."""
@@ -48,7 +48,7 @@ CLOCK_READ_S: Final = 2.0
 """A process reads where its clock was moved to once a second: what it sent until then is not compared."""
 FLAP_WINDOW_S: Final = 600.0
 MAX_FIRES: Final = 1
-"""Of an engine within FLAP_WINDOW_S, before it is troubled again: more would be damped as flapping."""
+"""Of an engine within FLAP_WINDOW_S, before it leaks again: more would be damped as flapping."""
 WHEN: Final = ("begins before", "begins during", "ends during")
 
 
@@ -82,28 +82,28 @@ class ChaosRun:
         rng = random.Random(f"{self._seed} {number}")
         arena, began_s = self._arena, time.monotonic()
         faults = self._draw(rng)
-        troubled, when = self._engine_to_trouble(rng), rng.choice(WHEN)
+        leaking, when = self._engine_to_leak(rng), rng.choice(WHEN)
         problems: list[str] = []
         if when != "begins during":
-            arena.set_trouble(troubled, True)
+            arena.set_leak(leaking, True)
             if when == "ends during":
-                self._require(lambda: self._fires(troubled), "the alert did not arrive before the fault", problems)
+                self._require(lambda: self._fires(leaking), "the alert did not arrive before the fault", problems)
             else:
                 time.sleep(rng.uniform(0, 2))
-        noticed = self._cause(faults, rng, lambda: arena.set_trouble(troubled, when != "ends during"), problems)
+        noticed = self._cause(faults, rng, lambda: arena.set_leak(leaking, when != "ends during"), problems)
         if when != "ends during":
-            self._require(lambda: self._fires(troubled), f"{TROUBLE} of engine {troubled} was not sent", problems)
-            arena.set_trouble(troubled, False)
-        self._require(lambda: not self._fires(troubled), f"the end of engine {troubled}'s was not sent", problems)
+            self._require(lambda: self._fires(leaking), f"{LEAK} of engine {leaking} was not sent", problems)
+            arena.set_leak(leaking, False)
+        self._require(lambda: not self._fires(leaking), f"the end of engine {leaking}'s was not sent", problems)
         self._require(arena.is_settled, f"not settled: {self._unsettled()}", problems, SETTLES_S)
         repeated = self._judge_deliveries(faults, problems)
-        self._judge_history(faults, troubled, rng, problems)
+        self._judge_history(faults, leaking, rng, problems)
         return ChaosRound(
             number,
             [fault.name for fault in faults],
             [fault.detail for fault in faults],
             noticed,
-            f"engine {troubled} {when}",
+            f"engine {leaking} {when}",
             problems,
             repeated,
             round(time.monotonic() - began_s, 1),
@@ -115,12 +115,12 @@ class ChaosRun:
             kinds = kinds[:1]
         return [kind(self._arena, rng) for kind in kinds]
 
-    def _engine_to_trouble(self, rng: random.Random) -> int:
+    def _engine_to_leak(self, rng: random.Random) -> int:
         """Draw an engine whose alerts are not about to be damped."""
         while True:
             now_s = time.monotonic()
             recent = [each for each in self._arena.received() if now_s - each.at_s < FLAP_WINDOW_S]
-            fires = Counter(each.engine for each in recent if each.state == "firing" and each.code == TROUBLE)
+            fires = Counter(each.engine for each in recent if each.state == "firing" and each.code == LEAK)
             free = [number for number in range(ENGINES) if fires[chaos_engine_name(number)] <= MAX_FIRES]
             if free:
                 fewest = min(fires[chaos_engine_name(number)] for number in free)
@@ -128,12 +128,12 @@ class ChaosRun:
             time.sleep(5)
 
     def _fires(self, number: int) -> bool:
-        return bool(open_alerts(self._arena.received(), chaos_engine_name(number), TROUBLE))
+        return bool(open_alerts(self._arena.received(), chaos_engine_name(number), LEAK))
 
     def _cause(
         self, faults: Sequence[ChaosFault], rng: random.Random, turn: Callable[[], None], problems: list[str]
     ) -> list[float | None]:
-        """Begin the faults, turn the trouble on or off meanwhile, and end them. Return when each was noticed."""
+        """Begin the faults, turn the leak on or off meanwhile, and end them. Return when each was noticed."""
         noticed: list[float | None] = []
         until_s = time.monotonic()
         for index, fault in enumerate(faults):
@@ -202,13 +202,13 @@ class ChaosRun:
         return repeated
 
     def _judge_history(
-        self, faults: Sequence[ChaosFault], troubled: int, rng: random.Random, problems: list[str]
+        self, faults: Sequence[ChaosFault], leaking: int, rng: random.Random, problems: list[str]
     ) -> None:
         if any(fault.loses_history for fault in faults):
             time.sleep(CLOCK_READ_S)
             self._history.forgive(ENGINES)
             return
-        for number in {troubled, rng.randrange(ENGINES)}:
+        for number in {leaking, rng.randrange(ENGINES)}:
             lacking: list[str] = []
             if wait_for(lambda number=number, lacking=lacking: not self._missing(number, lacking), 10, 1) < 0:  # type: ignore[misc]
                 problems += [f"history: {each}" for each in lacking]

@@ -1,10 +1,10 @@
-"""Engines of one process for the chaos run: they publish, keep journals, and are in trouble while a file says so.
+"""Engines of one process for the chaos run: they publish, keep journals, and leak while a file exists.
 
 python -m tests.chaos.engines_process FOLDER FIRST COUNT FIRST_PORT
 
 Engine N publishes at tcp://127.0.0.1:PORT, or at ipc://FOLDER/events-N if FIRST_PORT is 0. It keeps its journal in
-FOLDER/journal-N, and while FOLDER/trouble-N exists its KV connector never reports that the blocks of finished requests
-were sent: leak.finished-held. The file outlives the process, so a restarted engine is in the same trouble. Prints
+FOLDER/journal-N, and while FOLDER/leak-N exists its KV connector never reports that the blocks of finished requests
+were sent: leak.finished-held. The file outlives the process, so a restarted engine leaks again. Prints
 `ready`.
 """
 
@@ -48,7 +48,7 @@ class TroubledEngine:
     def __init__(self, folder: Path, number: int, first_port: int) -> None:
         name = chaos_engine_name(number)
         events, replay = endpoints_of(folder, number, first_port)
-        self._trouble = folder / f"trouble-{number}"
+        self._leak = folder / f"leak-{number}"
         self._asked_s = 0.0
         self.lab = Lab(total=CHAOS_POOL, connector_share=1.0, clock=time, pack=False, engine=name, seed=number)
         self.publisher = Publisher(
@@ -65,13 +65,13 @@ class TroubledEngine:
         """Run one step, and let a request arrive if it is time."""
         connector = self.lab.connector
         assert connector is not None
-        in_trouble = self._trouble.exists()
+        leaks = self._leak.exists()
         has_held = bool(connector._pending)
-        if time.monotonic() - self._asked_s > REQUEST_EVERY_S and not (in_trouble and has_held):
+        if time.monotonic() - self._asked_s > REQUEST_EVERY_S and not (leaks and has_held):
             self._asked_s = time.monotonic()
             self.lab.arrive(20, max_tokens=2)
         for number in connector._pending:
-            connector._pending[number] = NEVER if in_trouble else 0
+            connector._pending[number] = NEVER if leaks else 0
         self.lab.step()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.arena import Arena, Delivered, open_alerts, repeats, under_two_ids, wait_for
-from tests.chaos.chaos import NOTICE_S, TROUBLE, ChaosRound, line_of, run_rounds, table_of_faults
+from tests.chaos.chaos import LEAK, NOTICE_S, ChaosRound, line_of, run_rounds, table_of_faults
 from tests.chaos.chaos_faults import ChaosFault, FullDisk, ReadOnlyData, possible_faults
 from tests.chaos.history_check import HistoryCheck
 from tests.chaos.link import SmallDisk
@@ -75,7 +75,7 @@ def test_a_directory_that_cannot_be_written_is_reported_and_what_it_had_stays(
         assert wait_for(arena.is_settled, 60) >= 0
         history, engine = HistoryCheck(arena), 3
         joined = history.batches(engine)[-1].sequence
-        arena.set_trouble(engine, True)
+        arena.set_leak(engine, True)
         assert wait_for(lambda: open_alerts(arena.received()), 60) >= 0
         kept = [batch for batch in history.batches(engine) if batch.sequence > joined][:-10]
         fault = kind(arena, random.Random(0))
@@ -90,8 +90,8 @@ def test_a_directory_that_cannot_be_written_is_reported_and_what_it_had_stays(
         arena.restart_monitor()
         assert wait_for(arena.is_settled, 60) >= 0
         assert not history.missing_events(engine, kept)
-        arena.set_trouble(engine, False)
-        assert wait_for(lambda: not open_alerts(arena.received(), code=TROUBLE), 60) >= 0
+        arena.set_leak(engine, False)
+        assert wait_for(lambda: not open_alerts(arena.received(), code=LEAK), 60) >= 0
 
 
 @pytest.mark.slow

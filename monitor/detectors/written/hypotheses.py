@@ -76,7 +76,7 @@ def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, s
     if not (view.states(*COMPLAINTS, *_PROBLEMS) or view.mentioned(*_FAILURES)):
         return
     if view.states("feature_request") and not (view.samples or view.mentioned(*_FAILURES)):
-        return  # what it wants to see names states that nobody reports
+        return  # its expected evidence names states that no source reports
     concepts = _concepts(view)
     scored = [(score, row) for row in HYPOTHESES if row.code not in known and (score := _score(row, concepts))]
     scored.sort(key=lambda pair: -pair[0])

@@ -83,7 +83,7 @@ class RemoteWriter:
         try:
             self._spool = Spool(directory, config.spool_bytes)
         except OSError as error:
-            raise ValueError(f"{directory} cannot be written: {error.strerror}; name another with --data") from error
+            raise ValueError(f"{directory} cannot be written: {error.strerror}. Name another with --data") from error
         self._sent_path = directory / SENT_FILE
         self._until_ns = self._read_spooled()
         """The last spooled point of each engine (wall ns)."""

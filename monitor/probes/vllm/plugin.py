@@ -48,7 +48,7 @@ def register() -> None:
         _watch(Scheduler)
         watch_front_end(FrontEndReporter(_front_end_of_rank, _own_rank))
     except Exception:
-        logger.exception("kvscope: vLLM's scheduler could not be hooked; no events will be published")
+        logger.exception("kvscope: vLLM's scheduler could not be hooked. No events will be published")
 
 
 def _watch(kind: Any) -> None:
