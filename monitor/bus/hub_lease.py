@@ -23,6 +23,10 @@ class SentUpTo(msgspec.Struct, frozen=True):
     sequence: int = 0
     beyond: list[int] = []
 
+    def has(self, sequence: int) -> bool:
+        """Return whether the receiver was sent that transition."""
+        return sequence <= self.sequence or sequence in self.beyond
+
 
 class HubRecord(msgspec.Struct, frozen=True):
     """The lease: its holder, empty once it was handed over, what it sent by receiver, and the silences in force."""

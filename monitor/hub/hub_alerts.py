@@ -13,6 +13,7 @@ import sqlite3
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -63,6 +64,9 @@ class HubAlerts:
         self._fed = 0
         self._places: dict[str, int] = {}
         """The sequence of each message that was fed."""
+        self._taken_over: dict[str, SentUpTo] = {}
+        """What the last holder sent. It may have read more of the stream than this hub."""
+        self._turning: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------- what the link receives
 
@@ -95,13 +99,23 @@ class HubAlerts:
     async def keep(self, streams: JetStreamContext) -> None:
         """Hold the lease when it is free, and send while it is held, for good."""
         while True:
-            try:
-                await self._turn(streams)
-            except (*NATS_ERRORS, sqlite3.Error) as error:
-                logger.error("the lease of alerts cannot be written just now: %s", nats_error_text(error))
+            await self._end_of_turn()
+            self._turning = asyncio.create_task(self._turn(streams))
+            await asyncio.shield(self._turning)
             await asyncio.sleep(ALERTS_TURN_S)
 
+    async def _end_of_turn(self) -> None:
+        """Wait for a turn that outlived its task: it may yet send, or write a revision that the next write needs."""
+        if self._turning is not None:
+            await asyncio.wait({self._turning})
+
     async def _turn(self, streams: JetStreamContext) -> None:
+        try:
+            await self._send_and_renew(streams)
+        except (*NATS_ERRORS, sqlite3.Error) as error:
+            logger.error("the lease of alerts cannot be written just now: %s", nats_error_text(error))
+
+    async def _send_and_renew(self, streams: JetStreamContext) -> None:
         if not self._link.is_complete:
             return
         if self.alerts is not None and not self.holds():
@@ -114,7 +128,9 @@ class HubAlerts:
         if self._lease.should_write(time.monotonic(), changed=changed):
             await self._write(streams, self._lease.to_write(sent, silences))
         if self.alerts is None and self.holds():
-            await asyncio.to_thread(self._begin, self._lease.record)
+            seen = tuple(self._seen)  # here: `take` adds to both while the thread works
+            self._new.clear()
+            await asyncio.to_thread(self._begin, self._lease.record, seen)
 
     async def _write(self, streams: JetStreamContext, record: HubRecord) -> None:
         began_s = time.monotonic()
@@ -125,6 +141,7 @@ class HubAlerts:
 
     async def hand_over(self, streams: JetStreamContext) -> None:
         """Stop sending and give the lease up: this hub ends. Raises NATS_ERRORS."""
+        await self._end_of_turn()
         if self.alerts is not None:
             sent, silences = await asyncio.to_thread(self._stopped)
             await self._write(streams, self._lease.to_write(sent, silences, leaving=True))
@@ -139,24 +156,25 @@ class HubAlerts:
 
     # ---------------------------------------------------------------- alerts
 
-    def _begin(self, record: HubRecord) -> None:
-        """Begin where the last holder stopped."""
+    def _begin(self, record: HubRecord, seen: Sequence[_StoredTransition]) -> None:
+        """Begin where the last holder stopped. `seen`: the transitions of the stream until now."""
         alerts = Alerts(self._config, self.holds)
         now_s = time.time()
         open_ids: dict[str, str] = {}
-        for stored in self._seen:
+        for stored in seen:
             if stored.transition.to == "firing":
                 open_ids[stored.transition.finding.id] = stored.id
             else:
                 open_ids.pop(stored.transition.finding.id, None)
+        last = seen[-1].sequence if seen else 0
         still_open = set(open_ids.values())
-        lowest = min((sent.sequence for sent in record.sent.values()), default=0) if record.sent else self._last()
+        lowest = min((sent.sequence for sent in record.sent.values()), default=0) if record.sent else last
         chosen = [
             stored
-            for stored in self._seen
+            for stored in seen
             if stored.sequence > lowest or stored.id in still_open or stored.transition.at_ns / 1e9 > now_s - RECENT_S
         ]
-        self._new.clear()
+        self._taken_over = record.sent
         sent_to = {receiver.name: record.sent.get(receiver.name) for receiver in alerts.receivers}
         for stored in chosen:
             is_past = all(_was_sent(stored, sent, still_open) for sent in sent_to.values())
@@ -168,19 +186,20 @@ class HubAlerts:
         for silence in record.silences:
             alerts.outbox.silence(silence)
         self._places = {stored.id: stored.sequence for stored in chosen}
-        self._fed = self._last()
+        self._fed = last
         alerts.start()
         self.alerts = alerts
         logger.info("this hub holds the lease of alerts, and sends them")
-
-    def _last(self) -> int:
-        return self._seen[-1].sequence if self._seen else 0
 
     def _feed(self, alerts: Alerts) -> None:
         """Hand on what is new. Raises sqlite3.Error."""
         while self._new:
             stored = self._new[0]
-            alerts.put(alerts.select([stored.transition]))
+            sent_by_last_holder = [name for name, sent in self._taken_over.items() if sent.has(stored.sequence)]
+            with alerts.outbox.lock:  # senders see it only after it is known who has it
+                alerts.put(alerts.select([stored.transition]))
+                for name in sent_by_last_holder:
+                    alerts.outbox.assume_delivered(name, [stored.id], time.time())
             self._places[stored.id] = stored.sequence
             self._fed = max(self._fed, stored.sequence)
             self._new.popleft()
@@ -198,7 +217,7 @@ class HubAlerts:
     def _sent(self, alerts: Alerts, receiver: str) -> SentUpTo:
         waiting = {self._places[id] for id in alerts.outbox.pending_ids(receiver) if id in self._places}
         if not waiting:
-            return SentUpTo(self._fed)
+            return SentUpTo(max(self._fed, self._taken_over.get(receiver, SentUpTo()).sequence))
         first = min(waiting)
         beyond = sorted(place for place in self._places.values() if place > first and place not in waiting)
         return SentUpTo(first - 1, beyond[:MOST_BEYOND])
@@ -244,4 +263,4 @@ def _was_sent(stored: _StoredTransition, sent: SentUpTo | None, still_open: set[
     """Return whether a receiver has a message. A new receiver gets the findings that still fire and no past ones."""
     if sent is None:
         return stored.id not in still_open
-    return stored.sequence <= sent.sequence or stored.sequence in sent.beyond
+    return sent.has(stored.sequence)
