@@ -26,6 +26,7 @@ STILL_S = 12.0
 """Longer than from one engine that moves back to the next, with the time until its first point."""
 RESOLVED_S = 420.0
 """An agent that took an engine over has five minutes to see a finding again before it counts as resolved."""
+EXPLAINED_BY = ("/api/engines", "/api/findings")
 TAKEOVER_S = AGENT_LEASE_S + 30
 
 
@@ -140,10 +141,15 @@ class FleetFaults:
 
     def _states(self) -> list[str]:
         """Return how agents see the bus and what leaks there, to explain a round that did not end."""
-        states = [f"leaking on the bus: {sorted(self._lab.leaking())}"]
+        leaking, owners = self._lab.leaking(), self._lab.owners()
+        unseen = {name for name in map(chaos_engine_name, self._lab.set_leaks()) if name not in leaking}
+        states = [f"leaking on the bus: {sorted(leaking)}, and not there: {sorted(unseen)}"]
         for agent in self._lab.agents:
             try:
                 states.append(f"{agent.name}: {agent.health().get('bus')}")
+                for name in sorted(unseen):
+                    if owners.get(name) == agent.name:
+                        states += [f"{agent.name} of {name}: {agent.ask(route, engine=name)}" for route in EXPLAINED_BY]
             except httpx.HTTPError as error:
                 states.append(f"{agent.name}: {error!r}")
         return states

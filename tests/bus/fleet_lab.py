@@ -109,6 +109,10 @@ class FleetLab:
         marker = self.folder / "engines" / f"leak-{number}"
         marker.touch() if is_on else marker.unlink()
 
+    def set_leaks(self) -> list[int]:
+        """The engines that leak now."""
+        return [int(marker.name.removeprefix("leak-")) for marker in (self.folder / "engines").glob("leak-*")]
+
     def leaking(self) -> set[str]:
         """The engines whose leak is open on the bus."""
         with self.reader.fold() as fold:
