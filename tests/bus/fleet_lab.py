@@ -166,7 +166,8 @@ def running_fleet(
         for number in range(agents):
             machine = machines.machines[3 + number] if machines is not None else None
             # An agent that took an engine over has seen few transfers end, and would wait for minutes to judge a leak.
-            settings = [f"{LEAK_CODE}.grace_s={GRACE_S}", f"{LEAK_CODE}.unseen_times=0"]
+            # One that saw a leak end would take that long for a transfer.
+            settings = [f"{LEAK_CODE}.{each}" for each in (f"grace_s={GRACE_S}", "unseen_times=0", "times_longest=0")]
             lab.agents.append(agent_of(config, folder, f"agent-{number}", endpoints, machine, settings))
             stack.callback(lab.agents[-1].end)
         for number in range(hubs):

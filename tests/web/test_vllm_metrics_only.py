@@ -25,7 +25,7 @@ OVERFLOWING = """() => [...document.querySelectorAll("#view section")]
 FIGURES = {
     "": r"running, \d+ waiting",
     "engine": r"Pool in use",
-    "memory": r"200 blocks of 32 tokens, 6,400 tokens in all",
+    "memory": r"200 blocks of 32 tokens, 6,400 tokens in total",
     "plan": r"longest request that fits has 1,024 tokens",
     "findings": r"No finding open|findings? open",
     "compare": r"tokens generated ?[\d.]+ /s",
