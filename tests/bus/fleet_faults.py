@@ -142,12 +142,14 @@ class FleetFaults:
     def _states(self) -> list[str]:
         """Return how agents see the bus and what leaks there, to explain a round that did not end."""
         leaking, owners = self._lab.leaking(), self._lab.owners()
-        unseen = {name for name in map(chaos_engine_name, self._lab.set_leaks()) if name not in leaking}
-        states = [f"leaking on the bus: {sorted(leaking)}, and not there: {sorted(unseen)}"]
+        differ = leaking ^ set(map(chaos_engine_name, self._lab.set_leaks()))
+        states = [f"leaking on the bus: {sorted(leaking)}, other than there: {sorted(differ)}"]
+        with self._lab.reader.fold() as fold:
+            states += [str(each) for each in fold.open_findings() if each.judgement.engine in differ]
         for agent in self._lab.agents:
             try:
                 states.append(f"{agent.name}: {agent.health().get('bus')}")
-                for name in sorted(unseen):
+                for name in sorted(differ):
                     if owners.get(name) == agent.name:
                         states += [f"{agent.name} of {name}: {agent.ask(route, engine=name)}" for route in EXPLAINED_BY]
             except httpx.HTTPError as error:
