@@ -6,6 +6,7 @@ observations go into an EpisodeEnd.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, islice, takewhile
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from kvscope.engine.blocks.kv_cache_manager import Prefix
 from kvscope.engine.blocks.prefix_hashes import in_group
+from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
 from kvscope.engine.lab.simulated_engine import SimulatedEngine
 from kvscope.engine.requests.request import Request
@@ -65,8 +67,8 @@ class EngineWitness:
         self._launched_s = 0.0
         self.busy_s = self.request_s = 0.0
         self.last_step_s = 0.0
-        self.delivered: set[int] = set()
-        """Fetches that the connector reported as ended."""
+        self._fetched_keys: dict[int, Counter[bytes]] = {}
+        """By request, what the outer tier pins for a fetch whose end the connector has not handed over."""
         self._lost: dict[int, tuple[int, float]] = {}
         """Computed tokens that a preempted request had and when it lost them, until it is admitted again."""
         self._freed_twice = False
@@ -93,6 +95,13 @@ class EngineWitness:
         """By block: the step in flight that its free is fenced behind, and whose it was."""
         self._unasked: tuple[int, set[int]] = 0, set()
         """How often the connector had been asked at the last look, and for which requests a copy was there for it."""
+        self._waiting_fetches: tuple[int, set[int]] = 0, set()
+        """How often the connector had been asked at the last look, and whose fetches had ended then and were not taken.
+        """
+        self._brought: set[int] = set()
+        """Requests whose fetch has ended, until the engine takes it in."""
+        self._steps_open = 0
+        """Steps that were planned and have not ended."""
         self._copied: set[int] = set()
         self._slept_through: set[int] = set()
         self._wrap_scheduler()
@@ -176,6 +185,7 @@ class EngineWitness:
         if self._ended and len(scheduler.waiting):
             self.waste.add("ended-together", self._ended_s, self._ended)
         self._ended = 0
+        self._steps_open += 1
         for share in plan.shares:
             self.tokens_computed += share.num_tokens
             self._readmitted(share.request, share.start)
@@ -224,6 +234,7 @@ class EngineWitness:
 
     def _step_ends(self, plan: SchedulerOutput, *_sampled: Any) -> None:
         now_s = self.now_s
+        self._steps_open -= 1
         if not self.waste.closed:
             self.steps += 1
             self.short_steps += now_s - self._launched_s < SHORT_S
@@ -297,7 +308,7 @@ class EngineWitness:
         for written in self._being_written.values():
             used = [block for block in blocks if block in written]
             if used:
-                names = {self.names[written[block]] for block in used}
+                names = {self.names[number] for number in (self._allocating, *(written[block] for block in used))}
                 self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
         fenced = [block for block in blocks if block in self._fenced]
         if fenced:
@@ -308,14 +319,18 @@ class EngineWitness:
             self._handed_out_twice(blocks)
 
     def _handed_out_twice(self, blocks: list[int]) -> None:
-        """Note blocks that are handed out while they are in a request's table, as a free too many lets them be."""
+        """Note blocks that are handed out while they are in a request's table, as a free too many lets them be.
+
+        It concerns both: the one that gets a block writes over what the other reads, and the other writes to it.
+        """
         manager, taken = self.engine.manager, set(blocks)
         if len(taken) < len(blocks):  # the free queue had one of them twice
             self.waste.add("handed-out-in-use", self.now_s, len(blocks) - len(taken))
         for number in manager.tables:
             used = [block for held in manager.held(number) for block in held if block in taken]
             if used:
-                self.waste.add("handed-out-in-use", self.now_s, len(used), (self.names[number],), used)
+                names = self.names[number], self.names[self._allocating]
+                self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
 
     def _looked_up(self, request: Request, prefix: Prefix, *_hits: int) -> None:
         """Compare what the lookup found with what the pool has and had. A miss is seen only where one group sees
@@ -341,14 +356,16 @@ class EngineWitness:
     # ---------------------------------------------------------------- the connector
 
     def _wrap_connector(self, connector: Any) -> None:
-        _tap_before(connector, "start_load", lambda load: self.delivered.discard(load.request.number))
+        _tap_before(connector, "start_load", self._fetch_begins)
         _tap_after(connector, "loaded", self._fetches_ended)
         _tap_after(connector, "completed", lambda numbers: self.moved_s.update(dict.fromkeys(numbers, self.now_s)))
         _tap_before(connector, "lease_ended", self._lease_ends)
         if isinstance(connector, HostConnector):
             _tap_before(connector, "_copy_out", lambda copy: self._copied.add(copy.request))
             _tap_after(connector, "completed", self._copied.difference_update)
+            _tap_before(connector, "_copy_in", lambda fetch: self._brought.add(fetch.request))
             self.engine.time.every(ASKED_EVERY_S, lambda: self._asks(connector))
+            self.engine.time.every(ASKED_EVERY_S, lambda: self._takes_fetches(connector))
             _tap_after(connector, "loaded", lambda ended: self._pins_remain(connector) if ended else None)
 
     def _asks(self, connector: HostConnector) -> None:
@@ -366,14 +383,35 @@ class EngineWitness:
             self.waste.add("sent-while-asleep", since_s, len(blocks), (self.names[number],), blocks)
         self._unasked = connector.polls, copied
 
+    def _takes_fetches(self, connector: HostConnector) -> None:
+        """Note fetches that had ended at the last look, and that an engine with no step to wait for has not taken in.
+
+        A sound one is woken by their end, and takes them in with its next pass.
+        """
+        polls, ended = self._waiting_fetches
+        still = set(self._brought) if connector.num_fetched and not self._steps_open else set()
+        if polls == connector.polls and (late := sorted(ended & still)):
+            since_s = self.now_s - ASKED_EVERY_S
+            names = [self.names[number] for number in late]
+            self.waste.add("fetched-while-asleep", since_s, len(late) * ASKED_EVERY_S, names)
+        self._waiting_fetches = connector.polls, still
+
+    def _fetch_begins(self, load: KVLoad) -> None:
+        digests = load.request.digests[load.first : load.first + len(load.blocks)]
+        self._fetched_keys[load.request.number] = Counter(digests)
+        self._brought.discard(load.request.number)
+
     def _fetches_ended(self, ended: list[tuple[int, bool]]) -> None:
         for number, _ in ended:
             self.moved_s[number] = self.now_s
-            self.delivered.add(number)
+            self._fetched_keys.pop(number, None)
+            self._brought.discard(number)
 
     def _pins_remain(self, connector: HostConnector) -> None:
-        if connector.num_pinned and not self.engine.scheduler.transfers.loading.keys() - self.delivered:
-            self.waste.add("outer-pin", self.now_s, connector.num_pinned)
+        """Note pins beyond those of fetches that go on: their own fetch has ended, however many others have not."""
+        left = connector._pins - sum(self._fetched_keys.values(), Counter())
+        if left:
+            self.waste.add("outer-pin", self.now_s, len(left))
 
     def _lease_ends(self, number: int) -> None:
         blocks, names = [block for held in self.engine.manager.held(number) for block in held], (self.names[number],)

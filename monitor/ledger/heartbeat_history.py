@@ -19,6 +19,10 @@ class HeartbeatHistory:
         self.passes_advanced = False
         """Whether the scheduler went over its queue between the last two heartbeats."""
         self.passed_ns = 0
+        self.slept_since_ns = self.slept_until_ns = 0
+        """The last time in which no pass was made and no step ran: from the last pass known before it, until the last
+        heartbeat in it.
+        """
         self.other_step_ns = 0
         """When a heartbeat last reported another step in flight than the last one does, or none."""
         self.polled_ns = 0
@@ -43,6 +47,8 @@ class HeartbeatHistory:
             self.passes_advanced = passed
             if passed:
                 self.passed_ns = before.at_ns
+            elif last.step_in_flight < 0 and before.step_in_flight < 0:
+                self.slept_since_ns, self.slept_until_ns = self.passed_ns, last.at_ns
             if last.step_in_flight != before.step_in_flight:
                 self.other_step_ns = before.at_ns
         self.queue_lengths.append((wall_ns, last.running + last.waiting))

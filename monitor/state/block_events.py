@@ -124,7 +124,8 @@ def _fold_released(
     reason, released = args[0], state.totals.released
     released[reason] = released.get(reason, 0) + len(blocks)
     if state.deferrals:
-        state.undefer(number, [*blocks, *state.sending_blocks(number)] if reason in CONNECTOR_ENDS else blocks)
+        ended = [*blocks, *state.sending_blocks(number)] if reason in CONNECTOR_ENDS else blocks
+        state.undefer(number, ended, expired=reason == Release.LEASE_EXPIRED)
     _drop_later(state, number, blocks, freed)
 
 

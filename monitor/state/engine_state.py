@@ -393,19 +393,32 @@ class EngineState:
         deferral = self.deferrals.get(number)
         return list(deferral.blocks) if deferral is not None and deferral.holder == Holder.CONNECTOR else []
 
-    def undefer(self, number: int, blocks: Iterable[int]) -> None:
-        """End the deferral of these blocks."""
+    def undefer(self, number: int, blocks: Iterable[int], expired: bool = False) -> None:
+        """End the deferral of these blocks. expired: the engine names the lease as what ended it."""
         deferral = self.deferrals.get(number)
         if deferral is not None:
-            if 0 < deferral.lease_deadline_ns <= self.now_ns + LEASE_SLACK_NS:
+            if expired or self._outlived_lease(deferral):
                 lapsed = tuple(deferral.blocks.intersection(blocks))
-                self.lapsed.append(LapsedLease(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.position))
+                self.lapsed.append(
+                    LapsedLease(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.position, expired)
+                )
             deferral.blocks.difference_update(blocks)
             deferral.changed_at = self.position
             if not deferral.blocks:
                 del self.deferrals[number]
                 if self.outside_waits is not None and deferral.holder == Holder.CONNECTOR:
                     self._note_send(self.outside_waits, deferral)
+
+    def _outlived_lease(self, deferral: Deferral) -> bool:
+        """Return whether more likely the lease than the transfer ended it, of an engine that reports both alike.
+
+        It looks between steps, so that a transfer may have ended at any time since the look before. If that lies in
+        the first half of the lease, or none does, the report says little about which came first.
+        """
+        deadline_ns, beat = deferral.lease_deadline_ns, self.heartbeat
+        idle_ns = beat.at_ns if beat is not None and beat.step_in_flight < 0 else 0
+        looked_ns = max(self.launched_ns, idle_ns)
+        return 0 < deadline_ns <= self.now_ns + LEASE_SLACK_NS and 2 * looked_ns >= deferral.since_ns + deadline_ns
 
     def _note_send(self, waits: OutsideWaits, deferral: Deferral) -> None:
         """Keep how long the connector took, unless the request was being fetched or the lease ended the wait."""

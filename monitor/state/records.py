@@ -139,6 +139,8 @@ class LapsedLease(NamedTuple):
     blocks: tuple[int, ...]
     at: int = UNKNOWN_POSITION
     """The position where they were freed."""
+    named: bool = False
+    """Whether the engine itself says that the lease expired."""
 
 
 class Preemption(NamedTuple):

@@ -15,7 +15,7 @@ from kvscope.engine.faults import Faults
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Holder, Release, Status
+from kvscope.monitor.events.kinds import Holder, Limit, Release, Status
 from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value
 from tests.engine.process import wait_for
@@ -163,6 +163,35 @@ def test_a_client_or_two_that_went_away_are_what_a_lease_is_for() -> None:
     scene.live(20)
     assert len(scene.ledger.lapses) == 2
     assert not scene.alarms()
+
+
+@pytest.mark.parametrize(("looks_s", "verdict"), [(None, ""), (8, ""), (15, "likely")])
+def test_of_an_engine_that_reports_both_ends_alike_a_look_separates_them(looks_s: float | None, verdict: str) -> None:
+    """A step takes as long as the lease of 20 s, and the connector is asked between steps: what ended first is unknown.
+
+    If it still kept them when most of the lease was over, the lease is the better explanation, and no proof.
+    """
+    scene = Spoken()
+    for number in range(3):
+        scene.arrive(number, [1 + number])
+        scene.log.finished(number, Status.FINISHED_LENGTH_CAPPED)
+        scene.log.free_deferred(
+            number, [1 + number], Holder.CONNECTOR, lease_deadline_ns=scene.clock.ns + 20_000_000_000
+        )
+    scene.log.step_launched(1, [9], [1])
+    scene.say()
+    if looks_s is not None:
+        scene.wait(looks_s)
+        scene.log.step_completed(1, 1000, Limit.NONE, -1, -1, -1)
+        scene.log.step_launched(2, [9], [1])
+    scene.wait(21 - (looks_s or 0))
+    for number in range(3):
+        scene.log.completion_delivered(number)
+        scene.log.released(number, [1 + number], Release.TRANSFER_DONE)
+    scene.say()
+    found = scene.firing(LEASE_BURST)
+    assert [finding.verdict for finding in found] == [verdict] * bool(verdict)
+    assert all(finding.missing for finding in found)
 
 
 @pytest.mark.parametrize("lease_s", [0.0, 5.0])

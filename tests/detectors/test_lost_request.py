@@ -7,6 +7,7 @@ import pytest
 from kvscope.monitor.events.kinds import EngineMode, Holder, Layer, Limit, Status
 from kvscope.monitor.events.wire import decode, encode
 from kvscope.monitor.publishing.packer import Vitals
+from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import Spoken, value
 
 LOST = "stuck.lost-request"
@@ -43,9 +44,11 @@ def test_a_request_that_the_engine_misses_in_its_queues_is_named_under_load() ->
     scene.arrive(1, [3, 4])
     scene.arrive(2, [5])
     scene.beats(3, queued=1)
+    missed_ns = scene.clock.time_ns()
     scene.log.not_queued(2, Status.RUNNING)
     scene.beats(2, queued=1)
     finding = scene.only(LOST)
+    assert finding.since == timestamp(missed_ns)  # until then it may have run like any other
     assert (finding.verdict, finding.culprits.requests, finding.culprits.blocks) == ("confirmed", ["r-2"], [5])
     scene.log.finished(2, Status.FINISHED_ABORTED)
     scene.beats(8, queued=1)

@@ -19,7 +19,7 @@ from kvscope.engine.models import load_model
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.analysis.memory_breakdown import breakdown_of, fit_requested, rounding
 from kvscope.monitor.events.description import KVGroup
-from kvscope.monitor.events.kinds import Cause, Preempt, Release
+from kvscope.monitor.events.kinds import Cause, Preempt, Release, Status
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.recording import Recording
@@ -316,6 +316,19 @@ def test_empty_blocks_that_no_request_is_short_of_are_information() -> None:
     scene.log.not_scheduled(9, Cause.KV_BLOCKS, 1)
     scene.say()
     assert scene.only(BLOCK_INFLATED).severity == "warning"
+
+
+@pytest.mark.parametrize("lost", [8, 9])
+def test_a_pool_that_is_full_of_other_blocks_is_not_short_for_the_size_of_these(lost: int) -> None:
+    """Eight of 17 blocks are mostly empty. What fills the others, such as a leak, is why none is free."""
+    scene = Spoken(9 + lost, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=[KVGroup("mamba", 12)])
+    scene.arrive(0, list(range(9, 9 + lost)))
+    for number in range(1, 9):
+        scene.arrive(number, [number])
+    scene.log.progressed(list(range(9)), [4 * lost, *[1] * 8], [0, *[1] * 8])
+    scene.log.finished(0, Status.FINISHED_ABORTED)
+    scene.say()
+    assert bool(scene.firing(BLOCK_INFLATED)) is (lost == 8)
 
 
 def test_blocks_that_a_step_is_about_to_fill_are_not_inflated() -> None:

@@ -83,7 +83,11 @@ class RawAccount:
         self.mode = 0
         self.polls: list[tuple[float, int]] = []
         """Polls of the connector so far, at each heartbeat."""
-        self.outer_pins = 0
+        self.outer_pins: Counter[int] = Counter()
+        """How often each key of an outer tier is pinned."""
+        self.pinned_for: dict[int, Counter[int]] = {}
+        """By request that is fetched, its pins: they follow the word that it waits."""
+        self._fetching = -1
         self._began_ns = 0
 
     def replay(self, directory: Path) -> Iterator[Run]:
@@ -194,6 +198,7 @@ class RawAccount:
 
     def _waiting_on(self, event: Run) -> None:
         self.requests[event.request].waits_for = event.args[0]
+        self._fetching = event.request
 
     def _not_scheduled(self, event: Run) -> None:
         self.requests[event.request].cause = event.args[0]
@@ -297,7 +302,11 @@ class RawAccount:
                 self.cached_idle -= 1
 
     def _tier(self, event: Run) -> None:
-        self.outer_pins += {TierOp.PINNED: 1, TierOp.UNPINNED: -1}.get(TierOp(event.args[0]), 0) * len(event.args[4:])
+        if event.args[0] == TierOp.PINNED:
+            self.pinned_for[self._fetching] = Counter(event.args[4:])
+            self.outer_pins.update(event.args[4:])
+        elif event.args[0] == TierOp.UNPINNED:
+            self.outer_pins -= Counter(event.args[4:])
 
 
 PLACES_OF = {

@@ -18,8 +18,8 @@ from kvscope.monitor.events.wire import Run
 from tests.incidents.cache_memory import CacheMemory
 from tests.incidents.raw_account import NATURAL, RawAccount, RawRequest
 
-BY_HAND: Final = frozenset(("sent-while-asleep",))
-"""Kinds that events do not decide: when another engine has read the blocks is no event."""
+BY_HAND: Final = frozenset(("sent-while-asleep", "fetched-while-asleep"))
+"""Kinds that events do not decide: when another engine has read the blocks, or an engine fell asleep, is no event."""
 MemoryBreakdown = namedtuple("MemoryBreakdown", SCHEMA[Kind.MEMORY].args)  # type: ignore[misc]
 STOOD_STILL_S: Final = 30.0
 """A step in flight for so long at the end, when nothing else moves, never returned."""
@@ -272,15 +272,12 @@ class SecondTruth:
             self._note("advice-wrong", now_s, wrong)
 
     def _remote_load(self, event: Run) -> None:
-        """Note pins of an outer tier that remain when the last fetch has ended."""
+        """Note pins of an outer tier that remain when a fetch has ended, beyond those of fetches that go on."""
         account = self.account
-        loads = [
-            one
-            for one in account.requests.values()
-            if one.waits_for == Status.WAITING_FOR_REMOTE_KVS and not one.fetch_ended and one.number != event.request
-        ]
-        if account.outer_pins > 0 and not loads:
-            self._note("outer-pin", account.now_s, account.outer_pins)
+        account.pinned_for.pop(event.request, None)
+        left = account.outer_pins - sum(account.pinned_for.values(), Counter())
+        if left:
+            self._note("outer-pin", account.now_s, len(left))
 
     def _looked_up(self, event: Run) -> None:
         self._cache.looked_up(event)

@@ -136,6 +136,25 @@ def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: 
     assert (sound.unfinished, sound.kept) == ([], [])
 
 
+TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH = 24, 246
+"""Runs of seed 20261125, each fault in turn: a fetch ends while the engine sleeps, and only the next request wakes it,
+and the pins of a fetch outlive it while others are fetched.
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "since_s"),
+    [(TAKEN_IN_LATE, "fetched-while-asleep", 562), (PINNED_BESIDE_A_FETCH, "outer-pin", 612)],
+)
+def test_harms_of_fetches_begin_with_the_fetch_that_they_concern(
+    number: int, kind: str, since_s: int, tmp_path: Path
+) -> None:
+    draw = draw_run(number, 20261125, fault_in_turn(number))
+    harms = {harm.kind: harm for harm in decide(end_of_draw(draw, tmp_path / "faulty"))}
+    assert harms[kind].since_s == pytest.approx(since_s, abs=1)
+    assert kind not in {harm.kind for harm in decide(end_of_draw(replace(draw, faults=()), tmp_path / "sound"))}
+
+
 def test_a_slow_copy_is_no_leak_and_a_slow_engine_no_stall() -> None:
     engine = {"kv_connector": "host"}
     end = ended(small(engine=engine, latencies=OutsideTimes(copy_s=50.0)))

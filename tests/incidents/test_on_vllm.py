@@ -147,6 +147,37 @@ def test_harms_that_only_the_drain_brings_to_light(number: int, kinds: list[str]
     assert [harm.kind for harm in decide(episode.drain())] == kinds
 
 
+BEGINS_S = {20: ("in-no-queue", 377), 131: ("counters-differ", 315), 194: ("needs-more-than-the-pool", 115)}
+"""Runs of seed 20261125, each fault in turn. A request is dropped and a counter set in the middle of a long step, whose
+end is not when that began. A prompt fills one KV group's part of the pool and leaves no block for the other's window.
+"""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("number", BEGINS_S)
+def test_a_harm_begins_when_the_engine_breaks(number: int, tmp_path: Path) -> None:
+    episode = VllmEpisode(number, 20261125, tmp_path, vllm_fault_in_turn(number, "0.32.0"))
+    episode.watch()
+    kind, since_s = BEGINS_S[number]
+    assert next(harm.since_s for harm in decide(episode.drain()) if harm.kind == kind) == pytest.approx(since_s, abs=1)
+
+
+BOTH_HAVE_THE_BLOCK = 259
+"""A run of seed 20261125: a block that was freed too often is given to p-1 while p-0 has it."""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+def test_a_block_of_two_requests_concerns_both(tmp_path: Path) -> None:
+    episode = VllmEpisode(BOTH_HAVE_THE_BLOCK, 20261125, tmp_path, "freed-twice")
+    episode.watch()
+    harm = next(harm for harm in decide(episode.drain()) if harm.kind == "handed-out-in-use")
+    assert harm.requests == {"p-0", "p-1"}
+
+
 LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_AND_NO_ROOM, TWO_GROUPS_IN_QUEUE = 5889, 86628, 88349
 """Runs on which the truth was wrong: a request whose last token is in flight counted as starved, and with two KV cache
 groups the truth saw no queue for blocks.

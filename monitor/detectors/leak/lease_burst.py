@@ -34,6 +34,7 @@ def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst
     return most
 
 
+EITHER_END: Final = "whether the lease or the consumer ended each: the engine reports both in the same way"
 LEASE_BURST_DO_NOW: Final = (
     "Inspect the consumers: each expired lease is a request that no consumer fetched or confirmed. Its client still"
     " waits, or it was computed twice.",
@@ -69,6 +70,7 @@ class LeaseBurst(Detector[Judgement]):
         if len(requests) < settings(self.min_requests):
             return
         state, at = ledger.state, ledger.at
+        proven = len({lapse.id for lapse in lapses if lapse.named}) >= settings(self.min_requests)
         usable = state.total - state.reserved
         blocks = sorted({block for lapse in lapses for block in lapse.blocks})
         longest = max(lapses, key=lambda lapse: lapse.at_ns - lapse.since_ns)
@@ -79,7 +81,7 @@ class LeaseBurst(Detector[Judgement]):
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="confirmed",
+            verdict="confirmed" if proven else "likely",
             since_ns=ledger.wall(lapses[0].since_ns),
             position=at(lapses[0].at),
             requests=requests,
@@ -116,4 +118,5 @@ class LeaseBurst(Detector[Judgement]):
                 "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
                 "A longer lease: it keeps unused blocks for longer.",
             ),
+            missing="" if proven else EITHER_END,
         )

@@ -47,19 +47,17 @@ class BlockInflated(Detector[Judgement]):
             return
         held = sum(record.computed_tokens for record in holders)
         blocks = sum(len(record.blocks) for record in holders)
+        taken = len({block for record in holders for block in record.blocks})
         groups = max(1, len(ledger.description.groups))
         reserved = blocks * state.block_size // groups
         usable = max(1, state.total - state.reserved)
-        is_short = ledger.waiting_by_cause()[Cause.KV_BLOCKS] > 0
-        if state.used < settings(self.min_usage) * usable:
-            return
-        if held > settings(self.max_filled) * reserved:
-            return
+        if taken < settings(self.min_usage) * usable or held > settings(self.max_filled) * reserved:
+            return  # where others hold the pool, the size of these blocks is not why it is full
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict="likely" if state.damaged else "confirmed",
-            severity=None if is_short else "info",
+            severity=None if ledger.waiting_by_cause()[Cause.KV_BLOCKS] else "info",
             since_ns=ledger.wall(min(record.admitted_ns for record in holders)),
             position=ledger.at(min(holders, key=lambda record: record.admitted_ns).since_at),
             requests=tuple(record.id for record in holders),
@@ -76,12 +74,14 @@ class BlockInflated(Detector[Judgement]):
                     "of the reserved",
                     position=ledger.at(state.places.pool, state.places.progressed),
                 ),
-                Evidence("usage", round(100 * state.used / usable, 1), "%", position=ledger.at(state.places.pool)),
+                Evidence(
+                    "share_of_pool", round(taken / usable, 4), "of the pool", position=ledger.at(state.places.pool)
+                ),
             ),
             explanation=(
                 f"A block is {state.block_size:,} tokens, and the {len(holders)} running requests fill"
-                f" {percent(held / reserved)} of the {counted(blocks, 'block')} that they hold: usage is"
-                f" {percent(state.used / usable)}, but most of that space is empty. On a hybrid model, an attention"
+                f" {percent(held / reserved)} of the {counted(blocks, 'block')} that they hold,"
+                f" {percent(taken / usable)} of the pool: most of that space is empty. On a hybrid model, an attention"
                 " block is as large as the state of the other layers."
             ),
             do_now=("Nothing to repair: fewer short requests fit at once than the pool's size in tokens suggests.",),

@@ -44,15 +44,17 @@ class LostRequest(Detector[Judgement]):
         living = ledger.living()
         reported = [record for record in (*living.running, *living.waiting) if record.not_queued_ns]
         if reported:
-            yield self._judged(ledger, reported, len(reported), exact=True)
+            since = ledger.wall(min(record.not_queued_ns for record in reported))
+            yield self._judged(ledger, reported, len(reported), since, exact=True)
             return
         count = round(settings(self.heartbeats))
         missing = self._missing(ledger, count)
         if missing > 0:
-            candidates = _unmoved(ledger, living, list(ledger.beats.queue_lengths)[-count][0])
+            since = list(ledger.beats.queue_lengths)[-count][0]
+            candidates = _unmoved(ledger, living, since)
             if len(candidates) >= missing:
                 named = candidates if len(candidates) == missing else []
-                yield self._judged(ledger, named, missing, exact=False)
+                yield self._judged(ledger, named, missing, since, exact=False)
 
     def _missing(self, ledger: EngineLedger, heartbeats: int) -> int:
         """Return the least by which the ledger's unfinished requests exceeded the queues' at each of the last
@@ -69,14 +71,14 @@ class LostRequest(Detector[Judgement]):
             least = min(least, min(near, default=queued) - queued)
         return least
 
-    def _judged(self, ledger: EngineLedger, lost: list[RequestState], count: int, exact: bool) -> Judgement:
+    def _judged(self, ledger: EngineLedger, lost: list[RequestState], count: int, since: int, exact: bool) -> Judgement:
+        """since: when they were in no queue at the latest. Before that a request may have run like any other."""
         state, at = ledger.state, ledger.at
-        since_ns = min((record.since_ns for record in lost), default=0)
-        since = ledger.wall(since_ns) if since_ns else ledger.beats.queue_lengths[0][0]
         blocks = sorted({block for record in lost for block in record.blocks})
         beat = state.heartbeat
         names = f" ({listed([record.id for record in lost])})" if lost else ""
-        holds = f" They hold {counted(len(blocks), 'block')}." if blocks else ""
+        they_hold = "It holds" if count == 1 else "They hold"
+        holds = f" {they_hold} {counted(len(blocks), 'block')}." if blocks else ""
         return Judgement(
             code=self.code,
             engine=ledger.engine,

@@ -46,6 +46,15 @@ def _began_at(record: RequestState) -> int:
     return record.fetching_at if record.fetching_ns else record.since_at
 
 
+def _unprocessed_since_ns(ledger: EngineLedger, record: RequestState) -> int:
+    """Return since when the engine could have processed the end of the fetch: one that came while it slept, only once
+    something woke it. That it was not woken before is stuck.lost-wakeup.
+    """
+    beats = ledger.beats
+    while_asleep = beats.slept_since_ns <= record.fetch_ended_ns <= beats.slept_until_ns
+    return max(record.fetch_ended_ns, beats.slept_until_ns) if while_asleep else record.fetch_ended_ns
+
+
 def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
     """Return whether its fetch has ended and the scheduler has not come to it: the head of the queue waits for those
     that run, and no later request was admitted.
@@ -107,7 +116,7 @@ class RemoteLoad(Detector[Judgement]):
         """Return how long each fetch may take, by the number of its request."""
         history = ledger.outside_waits.fetches
         return {
-            r.number: OutsideWaitLimit(r.fetch_ended_ns, at_pace_s(ledger, settings, self.grace_s))
+            r.number: OutsideWaitLimit(_unprocessed_since_ns(ledger, r), at_pace_s(ledger, settings, self.grace_s))
             if r.fetch_ended_ns
             else outside_wait_limit(
                 ledger, settings, history, self.grace_s, r.fetching_ns or r.since_ns, max(len(r.blocks), 1)

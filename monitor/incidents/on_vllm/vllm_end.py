@@ -20,11 +20,8 @@ from kvscope.monitor.incidents.drain_limits import (
 from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
 from kvscope.monitor.incidents.on_vllm.vllm_engine import VllmEngine
 from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
-from kvscope.monitor.incidents.on_vllm.vllm_witness import VllmWitness, client_name
+from kvscope.monitor.incidents.on_vllm.vllm_witness import QUEUES, VllmWitness, client_name
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd, KeptBlocks, UnfinishedRequest, WaitPlace
-
-QUEUES = ("kv_holding_waiting", "skipped_waiting", "deferred_waiting", "waiting")
-"""Queues of requests that wait, in one release or another, in the order in which the scheduler tries them."""
 
 
 class VllmRun:
@@ -129,17 +126,21 @@ class VllmRun:
         for request in living:
             name = request.request_id
             preempted = witness.preemptions[name] - self._preemptions.get(name, 0)
-            fetching_s = engine.other.fetching_s.get(name, 0.0) - witness.began_s if places[name] == "remote" else 0.0
+            since_s = witness.moved_s[name]
+            if places[name] == "remote":
+                since_s = max(since_s, engine.other.fetching_s.get(name, 0.0) - witness.began_s)
+            if places[name] == "lost":  # a step that was in flight may have moved it since
+                since_s = witness.lost_s.get(name, since_s)
             yield UnfinishedRequest(
                 client_name(name),
                 places[name],
-                max(witness.moved_s[name], fetching_s),
+                since_s,
                 witness.blocks_of(name),
                 witness.blocks_needed(request),
                 engine.other.loading.get(name, False),
                 0 if engine.hangs else preempted,
                 witness.arrived[name],
-                int(-(-request.num_prompt_tokens // witness.block_size)),
+                witness.least_blocks(request.num_prompt_tokens),
             )
 
     def _not_reached(self, places: Mapping[str, WaitPlace]) -> list[str]:

@@ -22,6 +22,9 @@ LOOKED_BEHIND: Final = 16
 SHORT_STEP_S: Final = 0.05
 NATURAL_VLLM_ENDS: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
 PLAIN_WAITS: Final = ("WAITING", "PREEMPTED")
+LOOKED_EVERY_S: Final = 1.0
+QUEUES: Final = ("kv_holding_waiting", "skipped_waiting", "deferred_waiting", "waiting")
+"""Queues of requests that wait, in one release or another, in the order in which the scheduler tries them."""
 GROUP_BYTES: Final = 4
 """A block's hash ends with its KV cache group, of four bytes."""
 
@@ -82,6 +85,9 @@ class VllmWitness:
         self._lookups: dict[str, tuple[int, list[bytes]]] = {}
         """By request, the tokens that its last lookup missed though they were cached, and the contents evicted."""
         self._one_group = len(self.tables()) == 1
+        self.lost_s: dict[str, float] = {}
+        """By request, since when it is in none of the scheduler's queues. A step in flight may still compute it."""
+        self._stop_looking = engine.time.every(LOOKED_EVERY_S, self._look)
         self._wrap()
         self._wrap_manager()
 
@@ -149,6 +155,16 @@ class VllmWitness:
         if self._blocked is not None:
             self.waste.add("queued-for-blocks", self._planned_s, 0.0, self._blocked[:1])
         self.waste.closed = True
+        self._stop_looking()
+
+    def _look(self) -> None:
+        """Look at what may break at any time. The next pass may be minutes away, if a step takes as long."""
+        self._counters(self.now_s)
+        vllm = self.vllm
+        queued = {id(request) for request in vllm.running}
+        queued.update(id(request) for queue in QUEUES for request in getattr(vllm, queue, ()))
+        lost = [n for n, request in vllm.requests.items() if id(request) not in queued and not request.is_finished()]
+        self.lost_s = {name: self.lost_s.get(name, self.now_s) for name in lost}
 
     def planned(self, plan: Any) -> None:
         """Note what a pass decided."""
@@ -235,7 +251,16 @@ class VllmWitness:
     def blocks_needed(self, request: Any) -> int:
         """Return the blocks that all of its tokens take at least: more than were free when it was given none."""
         refused_at = self._refused_at if request.request_id == self._refused else -1
-        return max(int(-(-request.num_tokens // self.block_size)), refused_at + 1)
+        return max(self.least_blocks(request.num_tokens), refused_at + 1)
+
+    def least_blocks(self, tokens: int) -> int:
+        """Return the blocks without which the last of so many tokens cannot be computed.
+
+        That token reads all of them in a group that sees everything, and as many as the window in one that has one.
+        """
+        window = self.engine.draw.base.window
+        seen = [tokens, min(tokens, window)] if window else [tokens]
+        return sum(-(-count // self.block_size) for count in seen)
 
     def _blocks_to_admit(self, request: Any) -> int:
         """Return the blocks that it takes at most. A group with a window may take fewer."""
@@ -369,8 +394,9 @@ class VllmWitness:
             self.waste.add("handed-out-in-use", self.now_s, len(blocks) - len(new))
         for name in self.vllm.requests:
             used = [block for block in self.blocks_of(name) if block in new]
-            if used:
-                self.waste.add("handed-out-in-use", self.now_s, len(used), (client_name(name),), used)
+            if used:  # it concerns both: each writes to what the other reads
+                names = client_name(name), client_name(self._allocating)
+                self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
 
     def _counters(self, now_s: float) -> None:
         """Compare the pool's counter of free blocks with a count of our own."""

@@ -41,6 +41,8 @@ CLAIMS: Final[dict[str, Claim]] = {
     "waits-with-blocks": Claim("stuck.parked-loads"),
     "waits-behind-another": Claim(""),
     "fetched-and-not-taken": Claim("stuck.lost-wakeup", ("stuck.remote-load",)),
+    # Taken in late, when something else woke the engine: until then it was the same, and its client waited as long.
+    "fetched-while-asleep": Claim("stuck.lost-wakeup", ("stuck.remote-load",)),
     "fetch-never-ends": Claim("stuck.remote-load"),
     "never-reaches-the-scheduler": Claim("stuck.front-end", ("stuck.lost-request",)),
     "ready-and-not-queued": Claim("stuck.promotion-starved", ("stuck.lost-request",)),

@@ -42,6 +42,7 @@ WasteKind = Literal[
     "freed-by-lease",
     "kept-until-lease",
     "sent-while-asleep",
+    "fetched-while-asleep",
     "outer-pin",
     "freed-twice",
     "handed-out-in-use",
@@ -92,8 +93,8 @@ class KeptBlocks(msgspec.Struct, frozen=True):
 class ObservedWaste(msgspec.Struct):
     """The observed waste of one kind: first and last time, how much (in the kind's unit), which requests and blocks.
 
-    Units: tokens for recomputed, in-vain, missed and flushed. Request-seconds for head-of-line, queued, capped and
-    starved. Bytes for memory. A count for the rest.
+    Units: tokens for recomputed, in-vain, missed and flushed. Request-seconds for head-of-line, queued, capped,
+    starved and fetched-while-asleep. Bytes for memory. A count for the rest.
     """
 
     kind: WasteKind
