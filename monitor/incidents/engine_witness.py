@@ -157,12 +157,16 @@ class EngineWitness:
             self.waste.add("head-of-line", self._planned_s, fitting * passed_s, (head,))
 
     def _blocked_head(self) -> tuple[str, int, int] | None:
-        """Return the head that has no room after this pass, how many wait and how many behind it would fit."""
+        """Return the head that has no room after this pass, how many wait and how many behind it would fit.
+
+        None count behind one that no free pool could hold: it does not wait for others to end.
+        """
         waiting, manager = self.engine.scheduler.waiting, self.engine.manager
         if not len(waiting) or waiting.head().cause != Cause.KV_BLOCKS:
             return None
         free = manager.pool.num_free
-        behind = islice(waiting, 1, 1 + INSPECTED_BEHIND)
+        fits_alone = manager.blocks_for(waiting.head().num_tokens) <= manager.pool.usable
+        behind = islice(waiting, 1, 1 + INSPECTED_BEHIND) if fits_alone else ()
         fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
         return waiting.head().id, len(waiting), fitting
 
@@ -259,7 +263,6 @@ class EngineWitness:
 
     def _wrap_blocks(self) -> None:
         pool, manager = self.engine.pool, self.engine.manager
-        _tap_before(manager, "free", self._frees)
         _tap_before(pool, "allocate", self._allocates)
         _tap_before(pool, "_forget", self._forgets)
         _tap_after(pool, "allocate", self._allocated)
@@ -277,11 +280,18 @@ class EngineWitness:
                 self.waste.add("counters-differ", self.now_s, become_idle)
 
         pool._unreference = unreference  # type: ignore[method-assign]
+        manager.free = partial(self._frees, manager.free)  # type: ignore[method-assign]
 
-    def _frees(self, request: Request, reason: Release, fence: int | None = None) -> None:
-        by: FreedBy = "fence" if fence is not None else FREED_BY.get(reason, "")
+    def _frees(
+        self, original: Callable[..., None], request: Request, reason: Release, fence: int | None = None
+    ) -> None:
+        manager = self.engine.manager
+        held, fenced = manager.held(request.number), len(manager.fenced)
+        original(request, reason, fence)
+        # Blocks whose free was skipped altogether wait behind no step.
+        by: FreedBy = "fence" if len(manager.fenced) > fenced else FREED_BY.get(reason, "")
         last = LastFree(self.now_s, by, request.id)
-        for blocks in self.engine.manager.held(request.number):
+        for blocks in held:
             self.last_free.update(dict.fromkeys(blocks, last))
             if fence is not None:
                 self._fenced.update(dict.fromkeys(blocks, (fence, request.id)))
@@ -335,7 +345,9 @@ class EngineWitness:
             gone = list(takewhile(bool, ([key for key in each if key in latest] for each in keys)))
             if gone:
                 # The request that pushed it out and the one that needed it differ: it concerns the cache as a whole.
-                kind = self._evictions.kind_of_loss(chain(*gone), manager.blocks_for(request.num_tokens))
+                kind = self._evictions.kind_of_loss(
+                    chain(*gone), request.number, manager.blocks_for(request.num_tokens)
+                )
                 self.waste.add(kind, self.now_s, len(gone) * size)
 
     # ---------------------------------------------------------------- the connector
