@@ -75,6 +75,8 @@ class EngineWitness:
         self._allocating, self._unused = -1, 0
         """The request that is being allocated blocks, and how many more blocks without content are free than it takes.
         """
+        self._not_counted = 0
+        """Cached blocks that became idle and that the pool's own counter of them left out."""
         self._preempted_in_pass = 0
         self._ran_before = 0
         self._planned_s = self._passed_s = 0.0
@@ -277,6 +279,7 @@ class EngineWitness:
             become_idle = sum(pool.refs[block] == 1 and pool.digests[block] is not None for block in blocks)
             original(request, blocks)
             if pool.num_cached_idle - idle != become_idle and not twice:
+                self._not_counted += become_idle - (pool.num_cached_idle - idle)
                 self.waste.add("counters-differ", self.now_s, become_idle)
 
         pool._unreference = unreference  # type: ignore[method-assign]
@@ -298,7 +301,8 @@ class EngineWitness:
 
     def _allocates(self, request: int, count: int, _group: int = 0) -> None:
         pool = self.engine.pool
-        self._allocating, self._unused = request, pool.num_free - pool.num_cached_idle - count
+        cached_idle = pool.num_cached_idle + self._not_counted
+        self._allocating, self._unused = request, pool.num_free - cached_idle - count
 
     def _forgets(self, _block: int, digest: bytes) -> None:
         self._evictions.evicted(digest, self._allocating, needless=self._unused >= 0)

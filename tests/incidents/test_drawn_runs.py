@@ -174,6 +174,14 @@ def test_a_long_drain_cuts_short_only_what_still_gets_tokens(
     assert len(end.unfinished) == len(left)
 
 
+def test_a_counter_that_drifts_makes_no_eviction_needless() -> None:
+    load = (replace(CHAT, prefixes=6, prefix=320, until_s=80, leave=0.0, prompt=(100, 100), output=(5, 6)),)
+    drawn = small(load=load, seconds=90, engine={"num_gpu_blocks_override": 91})
+    sound, drifting = (decide(ended(one)) for one in (drawn, replace(drawn, faults=("corrupt.counter-drift",))))
+    assert [harm.kind for harm in sound] == ["prefix-evicted"]
+    assert sorted(harm.kind for harm in drifting) == ["counters-differ", "prefix-evicted"]
+
+
 def test_none_wait_behind_a_head_that_no_pool_could_hold() -> None:
     load = (replace(CHAT, prompt=(200, 300)), Clients("l", at_once=1, until_s=30, prompt=(1_700, 1_800), output=(5, 9)))
     beyond = ended(small("stuck.never-fits", load=load))
