@@ -8,7 +8,7 @@ pools. Any load would have evicted older content meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from itertools import count, islice, repeat
+from itertools import islice
 from typing import Final
 
 from kvscope.monitor.state.records import UNKNOWN_POSITION, RequestState
@@ -17,6 +17,8 @@ MAX_EVICTED: Final = 1 << 17
 POOLS_EVICTED: Final = 16
 LEAST_EVICTED: Final = 1 << 12
 MAX_EVICTORS: Final = 1 << 12
+NUMBERED_TOGETHER: Final = 8
+"""Blocks evicted one after the other that share a number, that of the first: one for each would double the memory."""
 
 
 class Evictor:
@@ -64,8 +66,8 @@ class Evictions:
         self.culprits: deque[Evictor] = deque(maxlen=MAX_EVICTORS)
         """Requests that evicted content needed again, in the order in which that was found."""
         self.gone: dict[int, tuple[Evictor, int]] = {}
-        """By hash of evicted content that is not cached again: the request that evicted it, and the how many-th
-        eviction of all it was.
+        """By hash of evicted content that is not cached again: the request that evicted it, and about the how
+        many-th eviction of all it was.
         """
         self.made = 0
         """Evictions in all, by outputs that grow too."""
@@ -87,7 +89,8 @@ class Evictions:
         evictor.evicted_at = at
         if unused < evictor.unused:
             evictor.unused, evictor.unused_at = unused, at
-        self.gone.update(zip(hashes, zip(repeat(evictor), count(nth)), strict=False))
+        for first in range(0, len(hashes), NUMBERED_TOGETHER):
+            self.gone.update(dict.fromkeys(hashes[first : first + NUMBERED_TOGETHER], (evictor, nth + first)))
         most = min(MAX_EVICTED, max(LEAST_EVICTED, POOLS_EVICTED * self.pool))
         if len(self.gone) > most:
             for value in list(islice(self.gone, most // 2)):

@@ -91,7 +91,7 @@ def pushed_out(*sizes: int, again: range, preempted: bool = False, answered: boo
 def test_a_prompt_whose_size_costs_a_small_part_of_the_cache_is_named_as_likely() -> None:
     (finding,) = pushed_out(300, again=range(101, 201)).firing(FLUSHED)
     assert (finding.verdict, finding.culprits.requests) == ("likely", ["r-2"])
-    assert value(finding, "recomputed_for_its_size") == 100
+    assert value(finding, "recomputed_for_its_size") == 96  # 8 evictions share the number of the first
     assert "the least recently used" in finding.missing
 
 
