@@ -11,6 +11,10 @@ SLICES: Final = 50
 """Parts of the drain, after each of which its steps are counted."""
 ENOUGH_STEPS: Final = 2
 """A drain ends after so many times the steps that its requests would take one after the other."""
+PATIENT_STEPS: Final = 10_000
+"""After so many steps of a drain, an output ends with its next token. What still gets tokens, and has room for all that
+it asked for, would get the rest too.
+"""
 MOST_DRAIN_STEPS: Final = 40_000
 """Beyond that the truth is undecided, and the run does not count."""
 

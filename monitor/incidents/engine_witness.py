@@ -77,6 +77,8 @@ class EngineWitness:
         self._allocating, self._unused = -1, 0
         """The request that is being allocated blocks, and how many more blocks without content are free than it takes.
         """
+        self._not_counted = 0
+        """Cached blocks that became idle and that the pool's own counter of them left out."""
         self._preempted_in_pass = 0
         self._ran_before = 0
         self._planned_s = self._passed_s = 0.0
@@ -166,12 +168,16 @@ class EngineWitness:
             self.waste.add("head-of-line", self._planned_s, fitting * passed_s, (head,))
 
     def _blocked_head(self) -> tuple[str, int, int] | None:
-        """Return the head that has no room after this pass, how many wait and how many behind it would fit."""
+        """Return the head that has no room after this pass, how many wait and how many behind it would fit.
+
+        None count behind one that no free pool could hold: it does not wait for others to end.
+        """
         waiting, manager = self.engine.scheduler.waiting, self.engine.manager
         if not len(waiting) or waiting.head().cause != Cause.KV_BLOCKS:
             return None
         free = manager.pool.num_free
-        behind = islice(waiting, 1, 1 + INSPECTED_BEHIND)
+        fits_alone = manager.blocks_for(waiting.head().num_tokens) <= manager.pool.usable
+        behind = islice(waiting, 1, 1 + INSPECTED_BEHIND) if fits_alone else ()
         fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
         return waiting.head().id, len(waiting), fitting
 
@@ -270,7 +276,6 @@ class EngineWitness:
 
     def _wrap_blocks(self) -> None:
         pool, manager = self.engine.pool, self.engine.manager
-        _tap_before(manager, "free", self._frees)
         _tap_before(pool, "allocate", self._allocates)
         _tap_before(pool, "_forget", self._forgets)
         _tap_after(pool, "allocate", self._allocated)
@@ -285,21 +290,30 @@ class EngineWitness:
             become_idle = sum(pool.refs[block] == 1 and pool.digests[block] is not None for block in blocks)
             original(request, blocks)
             if pool.num_cached_idle - idle != become_idle and not twice:
+                self._not_counted += become_idle - (pool.num_cached_idle - idle)
                 self.waste.add("counters-differ", self.now_s, become_idle)
 
         pool._unreference = unreference  # type: ignore[method-assign]
+        manager.free = partial(self._frees, manager.free)  # type: ignore[method-assign]
 
-    def _frees(self, request: Request, reason: Release, fence: int | None = None) -> None:
-        by: FreedBy = "fence" if fence is not None else FREED_BY.get(reason, "")
+    def _frees(
+        self, original: Callable[..., None], request: Request, reason: Release, fence: int | None = None
+    ) -> None:
+        manager = self.engine.manager
+        held, fenced = manager.held(request.number), len(manager.fenced)
+        original(request, reason, fence)
+        # Blocks whose free was skipped altogether wait behind no step.
+        by: FreedBy = "fence" if len(manager.fenced) > fenced else FREED_BY.get(reason, "")
         last = LastFree(self.now_s, by, request.id)
-        for blocks in self.engine.manager.held(request.number):
+        for blocks in held:
             self.last_free.update(dict.fromkeys(blocks, last))
             if fence is not None:
                 self._fenced.update(dict.fromkeys(blocks, (fence, request.id)))
 
     def _allocates(self, request: int, count: int, _group: int = 0) -> None:
         pool = self.engine.pool
-        self._allocating, self._unused = request, pool.num_free - pool.num_cached_idle - count
+        cached_idle = pool.num_cached_idle + self._not_counted
+        self._allocating, self._unused = request, pool.num_free - cached_idle - count
 
     def _forgets(self, _block: int, digest: bytes) -> None:
         self._evictions.evicted(digest, self._allocating, needless=self._unused >= 0)
@@ -350,7 +364,9 @@ class EngineWitness:
             gone = list(takewhile(bool, ([key for key in each if key in latest] for each in keys)))
             if gone:
                 # The request that pushed it out and the one that needed it differ: it concerns the cache as a whole.
-                kind = self._evictions.kind_of_loss(chain(*gone), manager.blocks_for(request.num_tokens))
+                kind = self._evictions.kind_of_loss(
+                    chain(*gone), request.number, manager.blocks_for(request.num_tokens)
+                )
                 self.waste.add(kind, self.now_s, len(gone) * size)
 
     # ---------------------------------------------------------------- the connector

@@ -1,8 +1,9 @@
 """Decides which request pushed a prefix out of the cache, by undoing its evictions.
 
-A cache evicts in the order of last use. Without the evictions of one request, all that it evicted and what followed
-would have stayed in the cache for as many evictions longer. If that reaches to the lookup that missed the prefix, the
-request is to blame for it. If no single request is, the cache is too small for its prefixes.
+A cache evicts in the order of last use. Had one request evicted fewer blocks, all that it evicted and what followed
+would have stayed in the cache for as many evictions longer. If a prefix would have stayed until the lookup that missed
+it, had the request evicted no more than the one that missed takes, the request's size is to blame. Otherwise the cache
+is too small for its prefixes: prompts of about one size push out one another.
 """
 
 from __future__ import annotations
@@ -39,14 +40,12 @@ class EvictionCauses:
         self._by[by] += 1
         self.latest[content] = CacheEviction(self._made, by, needless)
 
-    def kind_of_loss(self, gone: Iterable[bytes], victim_blocks: int) -> WasteKind:
-        """Name the loss of a request of so many blocks whose prefix `gone` had been cached.
+    def kind_of_loss(self, gone: Iterable[bytes], victim: Hashable, victim_blocks: int) -> WasteKind:
+        """Name the loss of a request of so many blocks whose prefix `gone` had been cached, on its first admission.
 
-        One request is to blame if it evicted more than such a request takes, and the prefix would be there without it.
+        One request is to blame if the prefix would be there had it evicted no more than such a request takes.
         """
         evictions = [self.latest[content] for content in gone]
-        flushed = any(
-            one.needless or (self._by[one.by] > victim_blocks and self._made - one.nth < self._by[one.by])
-            for one in evictions
-        )
+        made = self._made - self._by[victim]  # until its lookup
+        flushed = any(one.needless or made - one.nth < self._by[one.by] - victim_blocks for one in evictions)
         return "prefix-flushed" if flushed else "prefix-evicted"

@@ -22,6 +22,7 @@ from kvscope.monitor.incidents.drain_limits import (
     DRAIN_SLICE_S,
     ENOUGH_STEPS,
     MOST_DRAIN_STEPS,
+    PATIENT_STEPS,
     SLICES,
     STILL_S,
     DrainCut,
@@ -82,6 +83,8 @@ class OwnEpisode:
         self._keep_recording = keep_recording
         self._crowd = Crowd(self.engine, draw.load, draw.seed)
         self._watched_s = self._failed_s = 0.0
+        self._patient_until = 0
+        """The step of the drain after which outputs are cut short."""
         self._preemptions: dict[int, int] = {}
         self._polls = 0
         for at_s, count in draw.lost:
@@ -122,9 +125,10 @@ class OwnEpisode:
         left = sum(map(self._steps_alone, living))
         enough = ENOUGH_STEPS * left + 1_000
         most = scheduler.step + min(enough, MOST_DRAIN_STEPS)
+        self._patient_until = scheduler.step + PATIENT_STEPS
         moved_s, before = witness.now_s, self._mark()
         while not engine.failure and scheduler.step < most and not self._is_over():
-            engine.run(DRAIN_SLICE_S, self._crowd.receive)
+            engine.run(DRAIN_SLICE_S, self._drained)
             now = self._mark()
             if now != before or self._on_its_way():
                 moved_s, before = witness.now_s, now
@@ -137,6 +141,20 @@ class OwnEpisode:
         if cut:
             raise DrainCut(f"the drain was not over after {MOST_DRAIN_STEPS:,} steps")
         return end
+
+    def _drained(self, outputs: list[Output]) -> None:
+        """Take the outputs of a pass of the drain. Once it takes long, let each request end with its next token."""
+        self._crowd.receive(outputs)
+        scheduler, manager = self.engine.scheduler, self.engine.manager
+        if scheduler.step < self._patient_until:
+            return
+        for output in outputs:
+            request = scheduler.requests.get(output.number)
+            if request is None or not output.sampled or request.is_finished:
+                continue
+            if manager.fits(min(request.num_prompt_tokens + request.params.max_tokens, scheduler.max_model_len)):
+                next_token = len(request.output_token_ids) + request.num_output_placeholders + 1
+                request.params = replace(request.params, max_tokens=min(request.params.max_tokens, next_token))
 
     def _steps_alone(self, request: Request) -> int:
         chunk = self.engine.scheduler.max_num_batched_tokens

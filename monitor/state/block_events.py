@@ -66,7 +66,9 @@ def _fold_allocated(
     state.used += taken
     record = state.requests.get(number) or request_record(state, number)
     record.blocks += blocks
-    if evicted_hashes and state.evictions and not record.first_token_ns:
+    if evicted_hashes and state.evictions and record.first_token_ns:
+        state.evictions.made += len(evicted_hashes)
+    elif evicted_hashes and state.evictions:
         unused = state.free - state.cached_idle  # for a prompt, already counted
         before = state.cached_idle + len(evicted_hashes)
         state.evictions.pool = state.total
@@ -88,13 +90,19 @@ def _fold_cached(
             samples.kept_ns.append(state.since[block])
         hashes[block] = value
     state.totals.cached += len(blocks)
-    evictions = state.evictions
+    evictions, record = state.evictions, state.requests.get(number)
     if evictions and evictions.gone and not evictions.gone.keys().isdisjoint(new_hashes):
-        evictions.store(new_hashes, state.position)
-    record = state.requests.get(number)
+        missed = record is not None and not record.first_token_ns and not record.preemptions
+        prompt_blocks = _prompt_blocks(state, record) if record is not None and missed else 0
+        evictions.store(new_hashes, state.position, number, prompt_blocks)
     if record is not None and not record.first_token_ns and not group:  # the first group counts each token once
         record.cached_blocks += len(blocks)
         state.prompt_blocks_cached += len(blocks)
+
+
+def _prompt_blocks(state: EngineState, record: RequestState) -> int:
+    """Return the blocks that the prompt takes, in all groups if the engine reported that."""
+    return max(record.blocks_to_admit, -(-record.prompt_tokens // max(state.block_size, 1)))
 
 
 def _fold_released(

@@ -17,6 +17,8 @@ MAX_EVICTED: Final = 1 << 17
 POOLS_EVICTED: Final = 16
 LEAST_EVICTED: Final = 1 << 12
 MAX_EVICTORS: Final = 1 << 12
+NUMBERED_TOGETHER: Final = 8
+"""Blocks evicted one after the other that share a number, that of the first: one for each would double the memory."""
 
 
 class Evictor:
@@ -28,6 +30,8 @@ class Evictor:
         "cached_before",
         "evicted",
         "evicted_at",
+        "for_its_size",
+        "for_its_size_at",
         "id",
         "missed",
         "missed_at",
@@ -39,7 +43,7 @@ class Evictor:
         self.id = name
         self.at = self.evicted_at = self.unused_at = at
         """Stream positions of its first and last eviction, and of the one with the fewest unused blocks."""
-        self.missed_at = UNKNOWN_POSITION
+        self.missed_at = self.for_its_size_at = UNKNOWN_POSITION
         self.at_ns = at_ns
         """Its first eviction, on the engine's monotonic clock."""
         self.cached_before = cached_before
@@ -49,6 +53,10 @@ class Evictor:
         self.evicted = 0
         self.missed = 0
         """Evicted blocks that were cached again since."""
+        self.for_its_size = 0
+        """Of these, blocks that prompts missed, and that would still have been cached had this request evicted no more
+        than such a prompt takes. Where the least recently used goes first, it has itself pushed them out.
+        """
 
 
 class Evictions:
@@ -57,8 +65,12 @@ class Evictions:
     def __init__(self) -> None:
         self.culprits: deque[Evictor] = deque(maxlen=MAX_EVICTORS)
         """Requests that evicted content needed again, in the order in which that was found."""
-        self.gone: dict[int, Evictor] = {}
-        """By hash of evicted content that is not cached again: the request that evicted it."""
+        self.gone: dict[int, tuple[Evictor, int]] = {}
+        """By hash of evicted content that is not cached again: the request that evicted it, and about the how
+        many-th eviction of all it was.
+        """
+        self.made = 0
+        """Evictions in all, by outputs that grow too."""
         self.pool = 0
         """Blocks of the pool, or 0 until it is known."""
         self._by_request: dict[int, Evictor] = {}
@@ -73,21 +85,32 @@ class Evictions:
             if len(self._by_request) > MAX_EVICTORS:
                 del self._by_request[next(iter(self._by_request))]
         evictor.evicted += len(hashes)
+        nth, self.made = self.made + 1, self.made + len(hashes)
         evictor.evicted_at = at
         if unused < evictor.unused:
             evictor.unused, evictor.unused_at = unused, at
-        self.gone.update(dict.fromkeys(hashes, evictor))
+        for first in range(0, len(hashes), NUMBERED_TOGETHER):
+            self.gone.update(dict.fromkeys(hashes[first : first + NUMBERED_TOGETHER], (evictor, nth + first)))
         most = min(MAX_EVICTED, max(LEAST_EVICTED, POOLS_EVICTED * self.pool))
         if len(self.gone) > most:
             for value in list(islice(self.gone, most // 2)):
                 del self.gone[value]
 
-    def store(self, hashes: list[int], at: int) -> None:
-        """Record that this content is cached, again or for the first time, at stream position `at`."""
+    def store(self, hashes: list[int], at: int, number: int, prompt_blocks: int) -> None:
+        """Record that this content is cached, again or for the first time, at stream position `at`.
+
+        number, prompt_blocks: of the request whose prompt missed it. No blocks if no prompt did, as where a preempted
+        request is computed again or an output repeats.
+        """
+        own = self._by_request.get(number)
+        made = self.made - (own.evicted if own is not None else 0)  # until its lookup
         for value in hashes:
-            evictor = self.gone.pop(value, None)
+            evictor, nth = self.gone.pop(value, (None, 0))
             if evictor is not None:
                 if not evictor.missed:
                     self.culprits.append(evictor)
                 evictor.missed += 1
                 evictor.missed_at = at
+                if prompt_blocks and made - nth < evictor.evicted - prompt_blocks:
+                    evictor.for_its_size += 1
+                    evictor.for_its_size_at = at

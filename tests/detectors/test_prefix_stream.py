@@ -6,6 +6,7 @@ import pytest
 
 from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import THRESHOLDS
+from kvscope.monitor.events.description import KVGroup
 from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
@@ -78,8 +79,13 @@ def test_recomputed_preemptions_after_misses_are_their_effect_and_those_before_a
     assert sorted(each.judgement.code for each in findings.firing()) == fires
 
 
-@pytest.mark.parametrize(("affected", "fresh", "fires"), [(4, 0, True), (3, 0, False), (4, 2, True), (4, 3, False)])
-def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(affected: int, fresh: int, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("affected", "fresh", "verdicts"),
+    [(4, 0, ["confirmed"]), (3, 0, []), (4, 2, ["confirmed"]), (4, 3, ["likely"]), (3, 3, [])],
+)
+def test_three_prompts_are_missed_at_least_and_half_of_what_is_computed_or_all(
+    affected: int, fresh: int, verdicts: list[str]
+) -> None:
     """The first of those struck has nothing to miss. Each other misses ten blocks, and each prompt computes ten."""
     scene = Watched(total=201, faults=[PREFIX_HITS])
     shared = list(range(40))
@@ -88,7 +94,37 @@ def test_three_prompts_and_half_of_what_is_computed_are_missed_at_least(affected
         scene.lab.arrive([*prompt, scene.lab.rng.randrange(1000)], max_tokens=1)
         scene.run_until_idle()
     scene.watch.settle()
-    assert bool(scene.firing(PREFIX_HITS)) == fires
+    assert [finding.verdict for finding in scene.firing(PREFIX_HITS)] == verdicts
+
+
+def missed_beside(*, hits: int, groups: int = 1) -> Spoken:
+    """Four prompts compute what is cached, beside six of their own and `hits` that hit, of ten blocks each."""
+    scene = Spoken(total=401, groups=[KVGroup("full")] * groups)
+    for number in range(1, 11 + hits):
+        blocks = list(range(10 * number, 10 * number + 10))
+        hit = 40 if number <= hits else 0
+        scene.log.arrived(number, f"r-{number}", 41, 8, 0, 10, 12)
+        scene.log.allocated(number, blocks)
+        scene.log.looked_up(number, 41, hit)
+        scene.log.admitted(number, hit)
+        if not hit and number <= hits + 6:
+            scene.log.cached(number, blocks, [1000 + block for block in blocks])
+        scene.log.first_token(number)
+        scene.wait(0.1)
+    return scene
+
+
+def test_a_cache_that_never_hits_is_likely_the_cause_of_what_it_missed() -> None:
+    (finding,) = missed_beside(hits=0).firing(PREFIX_HITS)
+    assert finding.verdict == "likely"
+    assert value(finding, "cached_share_recomputed") == 40.0
+    assert "prompt_logprobs" in finding.missing
+
+
+@pytest.mark.parametrize(("hits", "groups"), [(1, 1), (0, 2)])
+def test_a_cache_that_hits_others_or_of_several_groups_may_miss_a_part(hits: int, groups: int) -> None:
+    """Who asks not to be looked up misses beside others that hit, and a window that was left behind vetoes a hit."""
+    assert not missed_beside(hits=hits, groups=groups).firing(PREFIX_HITS)
 
 
 def test_a_prompt_whose_last_block_alone_is_computed_again_is_none_of_those_missed() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
+from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release, Status
 from kvscope.monitor.events.wire import decode, encode
 from kvscope.monitor.publishing.packer import Vitals
 from tests.detectors.spoken import Spoken, value
@@ -61,6 +61,52 @@ def test_what_is_mostly_not_needed_again_is_no_loss(needed: int) -> None:
 
 def test_prompts_as_large_as_one_another_are_no_flush() -> None:
     assert not flushed_by_one_prompt(needed=BLOCKS // 8, usual=500).firing(FLUSHED)
+
+
+def pushed_out(*sizes: int, again: range, preempted: bool = False, answered: bool = False) -> Spoken:
+    """Prompts of 100 blocks are cached in a large pool. Prompts of these sizes evict the oldest, and then one of 100
+    blocks computes the contents `again`, in its prompt or, once it has its first token, in its output.
+    """
+    scene = Spoken(total=BLOCKS + 1)
+    for number, first in enumerate(range(1, BLOCKS, 100), start=100):
+        blocks = list(range(first, first + 100))
+        scene.arrive(number, blocks)
+        scene.log.cached(number, blocks, blocks)
+        end(scene, number, blocks)
+    first = 1
+    for number, size in enumerate(sizes, start=2):
+        evict(scene, number, list(range(first, first + size)), 0)
+        first += size
+    scene.arrive(50, list(again))
+    if preempted:
+        scene.log.preempted(50, Preempt.KV_BLOCKS, len(again), 1, 0)
+    if answered:
+        scene.log.first_token(50)
+    scene.log.cached(50, list(again), list(again))
+    end(scene, 50, list(again))
+    scene.wait(1)
+    return scene
+
+
+def test_a_prompt_whose_size_costs_a_small_part_of_the_cache_is_named_as_likely() -> None:
+    (finding,) = pushed_out(300, again=range(101, 201)).firing(FLUSHED)
+    assert (finding.verdict, finding.culprits.requests) == ("likely", ["r-2"])
+    assert value(finding, "recomputed_for_its_size") == 96  # 8 evictions share the number of the first
+    assert "the least recently used" in finding.missing
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        lambda: pushed_out(100, 100, 100, again=range(101, 201)),  # as many evictions, by prompts of the load's size
+        lambda: pushed_out(300, again=range(1, 101)),  # these would have made room for an ordinary prompt too
+        lambda: pushed_out(300, 100, 100, again=range(101, 201)),  # and these for the prompts that came after it
+        lambda: pushed_out(300, again=range(101, 201), preempted=True),  # a preempted request is computed again
+        lambda: pushed_out(300, again=range(101, 201), answered=True),  # an output that repeats an earlier one
+    ],
+)
+def test_what_an_ordinary_prompt_would_have_evicted_too_is_no_flush(healthy: Callable[[], Spoken]) -> None:
+    assert not healthy().firing(FLUSHED)
 
 
 def waiting_head(step_s: float, seconds: float) -> Spoken:

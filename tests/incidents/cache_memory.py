@@ -170,6 +170,6 @@ class CacheMemory:
         return found
 
     def _is_to_blame(self, one: Evicted, lookup: Lookup) -> bool:
-        """Whether the content would be there had its evictor made none, and the evictor took more than the victim."""
+        """Whether the content would be there had its evictor made no more than the victim takes."""
         made = bisect_right(self._by[one.by], lookup.evictions)
-        return one.needless or (made > lookup.blocks and lookup.evictions - one.nth < made)
+        return one.needless or lookup.evictions - one.nth < made - lookup.blocks

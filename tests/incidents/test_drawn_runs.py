@@ -21,6 +21,7 @@ from kvscope.engine.lab.latencies import OutsideTimes
 from kvscope.engine.lab.simulated_engine import StepTime
 from kvscope.monitor.cli import main
 from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.incidents import own_episode as own_episode_module
 from kvscope.monitor.incidents.accuracy import accuracy_of
 from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
 from kvscope.monitor.incidents.client_load import Clients
@@ -170,6 +171,43 @@ def test_a_drain_ends_though_the_engine_hangs_with_a_copy_on_its_way() -> None:
     assert end.hangs_since_s is not None
     assert end.drained_s < 200
     assert [harm.kind for harm in decide(end)] == ["engine-hangs"]
+
+
+def test_blocks_whose_free_was_skipped_wait_behind_no_step() -> None:
+    skipped = ended(small("leak.unaccounted", engine={"async_scheduling": True}))
+    assert "lost-at-abort" in {harm.kind for harm in decide(skipped)} - {"lost-behind-fence"}
+    assert {kept.by for kept in skipped.kept if kept.freed_by == "fence"} == set()
+    missed = ended(small("leak.deferred-free-stalled", engine={"async_scheduling": True}))
+    assert "lost-behind-fence" in {harm.kind for harm in decide(missed)}
+
+
+@pytest.mark.parametrize(("fault", "left"), [("", set()), ("stuck.zero-token:limit=1", {"runs-without-tokens"})])
+def test_a_long_drain_cuts_short_only_what_still_gets_tokens(
+    monkeypatch: pytest.MonkeyPatch, fault: str, left: set[str]
+) -> None:
+    monkeypatch.setattr(own_episode_module, "PATIENT_STEPS", 20)
+    monkeypatch.setattr(own_episode_module, "MOST_DRAIN_STEPS", 200)
+    load = (Clients("c", at_once=12, until_s=30, prompt=(40, 60), output=(300, 400)),)
+    end = ended(small(fault, load=load, seconds=31))
+    assert {harm.kind for harm in decide(end) if harm.kind == "runs-without-tokens"} == left
+    assert len(end.unfinished) == len(left)
+
+
+def test_a_counter_that_drifts_makes_no_eviction_needless() -> None:
+    load = (replace(CHAT, prefixes=6, prefix=320, until_s=80, leave=0.0, prompt=(100, 100), output=(5, 6)),)
+    drawn = small(load=load, seconds=90, engine={"num_gpu_blocks_override": 91})
+    sound, drifting = (decide(ended(one)) for one in (drawn, replace(drawn, faults=("corrupt.counter-drift",))))
+    assert [harm.kind for harm in sound] == ["prefix-evicted"]
+    assert sorted(harm.kind for harm in drifting) == ["counters-differ", "prefix-evicted"]
+
+
+def test_none_wait_behind_a_head_that_no_pool_could_hold() -> None:
+    load = (replace(CHAT, prompt=(200, 300)), Clients("l", at_once=1, until_s=30, prompt=(1_700, 1_800), output=(5, 9)))
+    beyond = ended(small("stuck.never-fits", load=load))
+    assert "needs-more-than-the-pool" in {harm.kind for harm in decide(beyond)}
+    assert "head-of-line" not in {harm.kind for harm in decide(beyond)}
+    held_back = ended(small(load=load, engine={"num_gpu_blocks_override": 131}))
+    assert "head-of-line" in {harm.kind for harm in decide(held_back)}
 
 
 def test_preemptions_are_work_done_twice() -> None:

@@ -18,7 +18,7 @@ def test_a_prefix_that_one_large_prompt_pushed_out_was_flushed() -> None:
     causes = EvictionCauses()
     evicted(causes, "large", *range(50))
     evicted(causes, "small", 60, 61)
-    assert causes.kind_of_loss(content(48, 49), 4) == "prefix-flushed"
+    assert causes.kind_of_loss(content(48, 49), "victim", 4) == "prefix-flushed"
 
 
 def test_a_prefix_that_would_have_gone_without_it_was_not() -> None:
@@ -26,19 +26,39 @@ def test_a_prefix_that_would_have_gone_without_it_was_not() -> None:
     evicted(causes, "large", *range(50))
     for number in range(60, 120):
         evicted(causes, f"small-{number}", number)
-    assert causes.kind_of_loss(content(48, 49), 4) == "prefix-evicted"
+    assert causes.kind_of_loss(content(48, 49), "victim", 4) == "prefix-evicted"
 
 
 def test_prompts_of_one_size_push_out_one_another() -> None:
     causes = EvictionCauses()
     for prompt in range(10):
         evicted(causes, f"p-{prompt}", *range(10 * prompt, 10 * prompt + 10))
-    assert causes.kind_of_loss(content(*range(90, 100)), 10) == "prefix-evicted"
+    assert causes.kind_of_loss(content(*range(90, 100)), "victim", 10) == "prefix-evicted"
+
+
+def test_a_prompt_hardly_larger_than_those_that_miss_is_not_to_blame() -> None:
+    causes = EvictionCauses()
+    evicted(causes, "hardly-larger", *range(12))
+    for prompt in range(3):
+        evicted(causes, f"p-{prompt}", *range(20 + 10 * prompt, 30 + 10 * prompt))
+    assert causes.kind_of_loss(content(10, 11), "victim", 10) == "prefix-evicted"
+    # The same prefix with a prompt as much larger as those that came after it: it alone would have kept it.
+    evicted(causes, "large", *range(100, 142))
+    evicted(causes, "p-3", *range(50, 60))
+    assert causes.kind_of_loss(content(140, 141), "victim", 10) == "prefix-flushed"
+
+
+def test_what_the_one_that_misses_evicts_itself_is_no_part_of_it() -> None:
+    causes = EvictionCauses()
+    evicted(causes, "large", *range(50))
+    evicted(causes, "victim", *range(60, 100))
+    assert causes.kind_of_loss(content(20, 21), "victim", 10) == "prefix-flushed"
+    assert causes.kind_of_loss(content(20, 21), "another", 10) == "prefix-evicted"
 
 
 def test_an_eviction_while_blocks_without_content_were_free_is_a_flush() -> None:
     causes = EvictionCauses()
     causes.evicted(b"a", "small", needless=True)
-    assert causes.kind_of_loss([b"a"], 10) == "prefix-flushed"
+    assert causes.kind_of_loss([b"a"], "victim", 10) == "prefix-flushed"
     causes.evicted(b"a", "small")  # the latest eviction counts
-    assert causes.kind_of_loss([b"a"], 10) == "prefix-evicted"
+    assert causes.kind_of_loss([b"a"], "victim", 10) == "prefix-evicted"

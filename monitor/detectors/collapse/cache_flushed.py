@@ -1,8 +1,9 @@
 """collapse.cache-flushed: prefixes that were needed are pushed out of the cache.
 
 By one large prompt, or, while blocks lie free that hold nothing, by any. Confirmed by the event stream, which names the
-request of every eviction. Likely by KV events, for a large prompt alone, since these name contents and no requests. A
-prefix that is evicted and never requested again is no loss: this is the purpose of an LRU.
+request of every eviction. A prompt that evicts a smaller part is found by what would still be cached had it been no
+larger than those that missed: likely. Likely too by KV events, for a large prompt alone, since these name contents and
+no requests. A prefix that is evicted and never requested again is no loss: this is the purpose of an LRU.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ CACHE_FLUSHED_CHANGE = (
     " from which prefixes can be fetched back (--kv-transfer-config, or --kv-offloading-size where the version has"
     " it).",
 )
+
+
+EVICTION_ORDER = "the order in which this cache evicts: where the least recently used goes first, its size is the cause"
 
 
 CACHE_FLUSHED_WONT_HELP = ("Restarting, or resetting the prefix cache: both flush all of it.",)
@@ -86,6 +90,11 @@ class CacheFlushed(Detector[Judgement]):
             and missed >= settings(self.min_missed) * evicted
         )
 
+    def _is_for_its_size(self, ledger: EngineLedger, one: Evictor, usable: int, settings: Settings) -> bool:
+        """Whether enough that prompts missed would be cached had it evicted no more than such a prompt takes."""
+        enough = min(settings(self.min_blocks), settings(self.min_pool_share) * usable)
+        return one.for_its_size >= enough and self._is_felt(ledger, ledger.wall(one.at_ns), one.for_its_size, settings)
+
     def _is_felt(self, ledger: EngineLedger, began_ns: int, missed: int, settings: Settings) -> bool:
         """Whether so many blocks are a part of all that was computed since then (wall)."""
         computed = ledger.state.totals.computed_tokens - point_at(ledger, began_ns).computed_tokens
@@ -108,7 +117,7 @@ class CacheFlushed(Detector[Judgement]):
 
     def _by_one_prompt(self, ledger: EngineLedger, settings: Settings, evictors: list[Evictor]) -> Iterator[Judgement]:
         usable = max(1, ledger.state.total - ledger.state.reserved)
-        flushes = [
+        most_evicted = [
             one
             for one in evictors
             if one.cached_before >= settings(self.min_cache) * usable
@@ -118,13 +127,16 @@ class CacheFlushed(Detector[Judgement]):
             )
             and self._is_felt(ledger, ledger.wall(one.at_ns), one.missed, settings)
         ]
+        by_size = [one for one in evictors if self._is_for_its_size(ledger, one, usable, settings)]
+        flushes = most_evicted or by_size
         if not flushes:
             return
+        missing = "the lost events" if ledger.state.damaged else "" if most_evicted else EVICTION_ORDER
         worst = max(flushes, key=lambda one: one.missed)
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if ledger.state.damaged else "confirmed",
+            verdict="likely" if missing else "confirmed",
             since_ns=ledger.wall(min(one.at_ns for one in flushes)),
             position=ledger.at(min(flushes, key=lambda one: one.at_ns).at),
             requests=tuple(one.id for one in flushes),
@@ -135,17 +147,24 @@ class CacheFlushed(Detector[Judgement]):
                 Evidence(
                     "flushes_seen", len(flushes), "times", position=ledger.at(*(one.missed_at for one in flushes))
                 ),
+                *_size_evidence(ledger, worst),
             ),
             explanation=(
                 f"From {clock_time(ledger.wall(worst.at_ns))} on request {worst.id} evicted {worst.evicted:,} of"
                 f" {counted(worst.cached_before, 'block')} that the prefix cache kept. Since then,"
-                f" {counted(worst.missed, 'block')} of these had to be recomputed. Seen"
-                f" {counted(len(flushes), 'time')}."
+                f" {counted(worst.missed, 'block')} of these had to be recomputed."
+                + (
+                    f" {worst.for_its_size:,} would still be cached had it been no larger than the prompts that missed"
+                    " them."
+                    if worst.for_its_size
+                    else ""
+                )
+                + f" Seen {counted(len(flushes), 'time')}."
             ),
             do_now=CACHE_FLUSHED_DO_NOW,
             change=CACHE_FLUSHED_CHANGE,
             wont_help=CACHE_FLUSHED_WONT_HELP,
-            missing="the lost events" if ledger.state.damaged else "",
+            missing=missing,
         )
 
     def _needlessly(self, ledger: EngineLedger, settings: Settings, evictors: list[Evictor]) -> Iterator[Judgement]:
@@ -239,3 +258,10 @@ class CacheFlushed(Detector[Judgement]):
             return False
         stored = sum(step.stored for step in ledger.prefixes.steps if step.at_ns >= chain.began_ns)
         return chain.missed >= settings(self.min_recomputed) * stored
+
+
+def _size_evidence(ledger: EngineLedger, one: Evictor) -> tuple[Evidence, ...]:
+    if not one.for_its_size:
+        return ()
+    place = ledger.at(one.for_its_size_at)
+    return (Evidence("recomputed_for_its_size", one.for_its_size, "blocks", position=place),)

@@ -42,6 +42,14 @@ PREFIX_HITS_WONT_HELP = ("More KV memory: the cache already holds what is looked
 
 
 KV_EVENTS: Final = "kv-events"
+NOT_LOOKED_UP: Final = (
+    "whether the clients of these prompts asked not to be looked up, as for prompt_logprobs: a part of the prompts"
+    " missed what was cached, and none hit"
+)
+
+
+def _none_hit(prompts: Sequence[ComputedPrompt]) -> bool:
+    return not any(prompt.hit for prompt in prompts)
 
 
 class PrefixHits(Detector[Judgement]):
@@ -94,10 +102,13 @@ class PrefixHits(Detector[Judgement]):
         computed = sum(prompt.blocks - prompt.hit for prompt in recent)
         began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
         hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
+        missing = "the lost events" if ledger.state.damaged else ""
+        if not missing and not self._enough(len(missed), again, computed, settings):
+            missing = NOT_LOOKED_UP
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if ledger.state.damaged else "confirmed",
+            verdict="likely" if missing else "confirmed",
             since_ns=began,
             position=ledger.at(missed[0].at),
             requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
@@ -126,12 +137,13 @@ class PrefixHits(Detector[Judgement]):
             ),
             change=PREFIX_HITS_CHANGE,
             wont_help=PREFIX_HITS_WONT_HELP,
-            missing="the lost events" if ledger.state.damaged else "",
+            missing=missing,
         )
 
     def _missed_windows(self, ledger: EngineLedger, settings: Settings) -> Iterator[Sequence[ComputedPrompt]]:
-        """Yield the prompts of the last `window_s` if enough of what they computed was in the cache. Only a hit shows
-        that misses are over: as long as none came, also those of windows that ended with a miss in the last `lasts_s`.
+        """Yield the prompts of the last `window_s` if enough of what they computed was in the cache, or if some of it
+        was and no prompt hit anything. Only a hit shows that misses are over: as long as none came, also those of
+        windows that ended with a miss in the last `lasts_s`.
         """
         window_ns = settings(self.window_s) * 1e9
         now_ns = ledger.now_ns - (ledger.wall(1) - 1)  # on the engine's clock
@@ -151,9 +163,12 @@ class PrefixHits(Detector[Judgement]):
             sums.append((count + (again > 0), in_cache + again, computed + prompt.blocks - prompt.hit))
         times = [prompt.at_ns for prompt in prompts]
 
+        one_group = len(ledger.description.groups) <= 1
+
         def enough(first: int, end: int) -> bool:
             count, in_cache, computed = (last - before for last, before in zip(sums[end], sums[first], strict=True))
-            return self._enough(count, in_cache, computed, settings)
+            never_hits = one_group and count >= settings(self.min_prompts) and _none_hit(prompts[first:end])
+            return never_hits or self._enough(count, in_cache, computed, settings)
 
         recent = bisect_left(times, now_ns - window_ns)
         if enough(recent, len(prompts)):

@@ -57,3 +57,7 @@ class LabConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         """Do nothing: there is no model."""
+
+
+class MooncakeLabConnector(LabConnector):
+    """The same with a lease as Mooncake's connector has it: vLLM's environment shows how long it lasts."""

@@ -90,7 +90,7 @@ def draw_vllm_run(
     keeps = chosen is not None and (chosen.keeps or chosen.draws_like in KEEPING)
     paired = bool(base.engine["kv_connector"]) or fetches or keeps
     decodes = rng.random() < 0.5
-    lease_s = round(log_uniform(rng, *LEASES_S), 1) if keeps and chosen is not None and chosen.lease else 0.0
+    lease_s = float(round(log_uniform(rng, *LEASES_S))) if keeps and chosen is not None and chosen.lease else 0.0
     longest = log_uniform(rng, 0.1, 60)
     return VllmDraw(
         base,

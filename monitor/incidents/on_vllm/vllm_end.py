@@ -13,6 +13,7 @@ from kvscope.monitor.incidents.drain_limits import (
     DRAIN_SLICE_S,
     ENOUGH_STEPS,
     MOST_DRAIN_STEPS,
+    PATIENT_STEPS,
     SLICES,
     STILL_S,
     DrainCut,
@@ -39,6 +40,8 @@ class VllmRun:
         self._crowd = Crowd(self.engine, draw.base.load, draw.base.seed)
         self._watched_s = 0.0
         self._failed_s: float | None = None
+        self._patient_until = 0
+        """The step of the drain after which outputs are cut short."""
         self._preemptions: dict[str, int] = {}
         self._polls = 0
         Breaker(self.engine).install()
@@ -67,9 +70,10 @@ class VllmRun:
         self._polls = engine.other.polls
         enough = ENOUGH_STEPS * sum(map(self._steps_alone, living)) + 1_000
         most = engine.steps + min(enough, MOST_DRAIN_STEPS)
+        self._patient_until = engine.steps + PATIENT_STEPS
         moved_s, before = witness.now_s, self._mark()
         while engine.steps < most and not engine.failure and not self._is_over():
-            engine.run(DRAIN_SLICE_S, self._deliver)
+            engine.run(DRAIN_SLICE_S, self._drained)
             if not self._keep_recording:
                 engine.log.flushed.clear()
             now = self._mark()
@@ -81,6 +85,20 @@ class VllmRun:
         if engine.steps >= most and enough > MOST_DRAIN_STEPS:
             raise DrainCut(f"the drain was not over after {MOST_DRAIN_STEPS:,} steps")
         return self._end()
+
+    def _drained(self, outputs: list[Output]) -> None:
+        """Take the outputs of a pass of the drain. Once it takes long, let each request end with its next token."""
+        self._deliver(outputs)
+        if self.engine.steps < self._patient_until:
+            return
+        room = (len(self.witness.pool.blocks) - 1) * self.witness.block_size // len(self.witness.tables())
+        for output in outputs:
+            request = self.vllm.requests.get(self.engine.names.get(output.number, ""))
+            if request is None or not output.sampled or request.is_finished():
+                continue
+            if min(request.num_prompt_tokens + request.max_tokens, self.vllm.max_model_len) <= room:
+                in_flight = getattr(request, "num_output_placeholders", 0)
+                request.max_tokens = min(request.max_tokens, request.num_output_tokens + in_flight + 1)
 
     def _living(self) -> list[Any]:
         return [request for request in self.vllm.requests.values() if not request.is_finished()]

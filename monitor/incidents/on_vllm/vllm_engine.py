@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import traceback
 from collections import deque
@@ -37,6 +38,8 @@ CONNECTOR_SETTINGS: Final = {
     "kv_role": "kv_both",
 }
 """As `--kv-transfer-config` has it."""
+MOONCAKE_LEASE: Final = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+"""Where vLLM has the seconds for which Mooncake's connector keeps the blocks of a request that no consumer reads."""
 FINISHED_BY_REASON: Final = {
     "stop": Status.FINISHED_STOPPED,
     "length": Status.FINISHED_LENGTH_CAPPED,
@@ -356,6 +359,9 @@ def _make_scheduler(draw: VllmDraw, model: Path) -> tuple[Any, Any]:
         }
     if draw.has_connector:
         settings["kv_transfer_config"] = CONNECTOR_SETTINGS
+        if draw.lease_s:
+            os.environ[MOONCAKE_LEASE] = f"{draw.lease_s:.0f}"
+            settings["kv_transfer_config"] = CONNECTOR_SETTINGS | {"kv_connector": "MooncakeLabConnector"}
     blocks, size = engine["num_gpu_blocks_override"], engine["block_size"]
     longest = max(base.max_model_len, 16)
     config = configured(

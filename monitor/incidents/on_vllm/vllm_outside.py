@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -69,10 +70,12 @@ class OtherEngine:
         """Keep the blocks until the other engine has read them, or until the lease ends."""
         name = request.request_id
         self.kept.add(name)
-        if not self.never_sent(request):
-            self._after(self._rng.uniform(*self._draw.consumer_s), lambda: self._is_sent(name))
+        lease_s = self._draw.lease_s or math.inf
+        takes_s = math.inf if self.never_sent(request) else self._rng.uniform(*self._draw.consumer_s)
+        if takes_s < lease_s:
+            self._after(takes_s, lambda: self._is_sent(name))
         elif self._draw.lease_s:
-            self._after(self._draw.lease_s, lambda: self._lease_ends(name))
+            self._after(lease_s, lambda: self._lease_ends(name))
 
     def _is_sent(self, name: str) -> None:
         self._sent.add(name)

@@ -206,7 +206,7 @@ class VllmWitness:
         if missed:
             self.waste.add("prefix-missed", self.now_s, missed, (client_name(name),))
         elif gone and not self.preemptions[name]:
-            kind = self._evictions.kind_of_loss(gone, self._blocks_to_admit(self.vllm.requests[name]))
+            kind = self._evictions.kind_of_loss(gone, name, self._blocks_to_admit(self.vllm.requests[name]))
             self.waste.add(kind, self.now_s, len(gone) * self.block_size)
 
     def _starved(self, plan: Any, now_s: float) -> None:
@@ -238,14 +238,16 @@ class VllmWitness:
     def _blocked_head(self) -> tuple[str, int, int] | None:
         """Return the head that vLLM gave no blocks in this pass, how many wait and how many behind it would fit.
 
-        Not seen in engines with LoRA slots: who would fit behind, since a slot may be short too.
+        Not seen in engines with LoRA slots: who would fit behind, since a slot may be short too. None count behind one
+        that no free pool could hold: it does not wait for others to end.
         """
         requests, name = self.vllm.requests, self._refused
         if name not in requests or requests[name].status.name not in PLAIN_WAITS:
             return None
         free = self.pool.get_num_free_blocks()
         behind = [request for request in self._plain_waiting(1 + LOOKED_BEHIND) if request.request_id != name]
-        fitting = 0 if self.engine.draw.loras else sum(self._blocks_to_admit(each) <= free for each in behind)
+        counts = not self.engine.draw.loras and self.blocks_needed(requests[name]) < len(self.pool.blocks)
+        fitting = sum(self._blocks_to_admit(each) <= free for each in behind) if counts else 0
         return client_name(name), sum(each.status.name in PLAIN_WAITS for each in self.vllm.waiting), fitting
 
     def blocks_needed(self, request: Any) -> int:
