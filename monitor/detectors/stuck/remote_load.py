@@ -48,11 +48,13 @@ def _began_at(record: RequestState) -> int:
 
 def _unprocessed_since_ns(ledger: EngineLedger, record: RequestState) -> int:
     """Return since when the engine could have processed the end of the fetch: one that came while it slept, only once
-    something woke it. That it was not woken before is stuck.lost-wakeup.
+    something woke it. That it was not woken before is stuck.lost-wakeup. An engine that freed the tier's blocks by then
+    had noticed it.
     """
-    beats = ledger.beats
-    while_asleep = beats.slept_since_ns <= record.fetch_ended_ns <= beats.slept_until_ns
-    return max(record.fetch_ended_ns, beats.slept_until_ns) if while_asleep else record.fetch_ended_ns
+    beats, ended_ns = ledger.beats, record.fetch_ended_ns
+    noticed = any(ended_ns <= tier.unpinned_ns <= beats.slept_until_ns for tier in ledger.state.tiers.values())
+    while_asleep = beats.slept_since_ns <= ended_ns <= beats.slept_until_ns and not noticed
+    return beats.slept_until_ns if while_asleep else ended_ns
 
 
 def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
