@@ -266,7 +266,7 @@ def _known(query: Query, here: Here) -> list[Any]:
         return []
     first, last = (at[:19].replace("T", " ") for at in (span.first, span.last))
     there = here.place.but(since=span.first, until=span.last, at="")
-    return [html.P([f"What is known of {here.name} goes ", html.A(f"from {first} to {last} UTC", href=there), "."])]
+    return [html.P([f"The history of {here.name} runs ", html.A(f"from {first} to {last} UTC", href=there), "."])]
 
 
 def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> PageView:

@@ -148,7 +148,7 @@ class QueryHandlers(Query):
             if ledger.has_stream:
                 views.append(past_stream_view(ledger, self._firing(live.engine, ledger.now_ns), live))
         if not views:
-            raise NotKnown(f"of no engine is it kept how it was at {time}")
+            raise NotKnown(f"no engine has a stored state at {time}")
         return views
 
     def fleet_overview(self) -> FleetView:

@@ -176,7 +176,9 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
 def _since_received(query: Query, here: Here) -> Here:
     """Return the place without the time before the first event, with which a young engine's slider would begin."""
     first = query.history(here.name).first
-    since_ns = min(max(here.window.since_ns, wall_ns(first, 0) if first else 0), here.window.until_ns - 1_000_000_000)
+    # It is cut to the millisecond, at whose beginning there is no state yet.
+    first_ns = wall_ns(first, 0) + 1_000_000 if first else 0
+    since_ns = min(max(here.window.since_ns, first_ns), here.window.until_ns - 1_000_000_000)
     return here._replace(window=here.window._replace(since_ns=since_ns))
 
 
