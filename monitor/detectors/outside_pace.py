@@ -13,7 +13,7 @@ from kvscope.monitor.detectors.engine_pace import at_pace_s, pace_s
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import EngineMode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.outside_waits import WaitHistory
+from kvscope.monitor.state.outside_waits import ANOTHER_KIND, WaitHistory
 
 HELD_GRACE_S: Final = Threshold(
     10,
@@ -21,7 +21,9 @@ HELD_GRACE_S: Final = Threshold(
     "a transfer of one request's KV takes milliseconds to seconds. If there is a lease, it counts instead",
 )
 TIMES_LONGEST_WAIT: Final = Threshold(
-    3, "times", "what takes three times as long as the longest that ended, in proportion to its size, is another kind"
+    ANOTHER_KIND,
+    "times",
+    "what takes three times as long as the longest that ended, in proportion to its size, is another kind",
 )
 UNSEEN_TIMES: Final = Threshold(
     6,

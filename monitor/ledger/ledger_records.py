@@ -38,6 +38,11 @@ class Loss(msgspec.Struct, frozen=True):
     at_ns: int
     position: str
 
+    @property
+    def after(self) -> int:
+        """Return the sequence of the last batch before them."""
+        return int(self.position.split("/")[1])
+
 
 class Point(NamedTuple):
     """The pool and the queues at one moment of the recent past, and the totals until then."""

@@ -167,7 +167,7 @@ class Preemption(NamedTuple):
 
 
 class ComputedPrompt(NamedTuple):
-    """A fully computed prompt: its full blocks, and how many the prefix cache supplied."""
+    """A prompt computed in one go, without a preemption: its full blocks, and how many the prefix cache supplied."""
 
     id: str
     at_ns: int

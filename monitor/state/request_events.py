@@ -152,8 +152,8 @@ def _fold_admitted(state: EngineState, record: RequestState, args: list[int]) ->
 
 def _fold_first_token(state: EngineState, record: RequestState, _args: list[int]) -> None:
     record.first_token_ns = state.now_ns
-    if not record.looked_up_tokens:
-        return
+    if not record.looked_up_tokens or record.preemptions:
+        return  # where steps overlap, the token may come after a preemption, before which no block was cached
     # Blocks that did not enter the cache were there already, except those that equal prompts cached meanwhile.
     full, hit = record.prompt_tokens // state.block_size, record.hit_tokens // state.block_size
     others = state.prompt_blocks_cached - record.cached_until_then - record.cached_blocks

@@ -37,13 +37,20 @@ def test_the_first_transfer_of_an_engine_is_information_for_a_minute() -> None:
     assert finding.culprits.requests == ["r-7"]
 
 
-def test_first_transfers_that_hold_half_of_the_pool_are_no_information() -> None:
+@pytest.mark.parametrize(("lacks", "verdict", "severity"), [(True, "likely", "error"), (False, "cannot-tell", "info")])
+def test_first_transfers_that_hold_half_of_the_pool_are_no_information_once_a_request_lacks_it(
+    lacks: bool, verdict: str, severity: str
+) -> None:
+    """One request may be half of a small pool, and its slow transfer harms nobody while nobody else comes."""
     scene = Spoken(settings=Settings())
     for number in range(16):
         send(scene, 10 + number, 1 + number)
+    if lacks:
+        scene.log.arrived(7, "r-7", 80, 8, 0, 20, 22)
+        scene.log.allocation_failed(7, 20, 16)
     scene.wait(12)
     (finding,) = scene.firing(HELD)
-    assert (finding.verdict, finding.severity) == ("likely", "error")
+    assert (finding.verdict, finding.severity) == (verdict, severity)
 
 
 def test_a_first_transfer_that_ends_within_its_minute_was_information_only() -> None:
@@ -84,6 +91,80 @@ def test_quick_transfers_leave_the_lost_one_only_its_pending_period_and_a_queue_
     sent(scene, 21, 9)  # the later of the two: nothing stands before the other
     scene.wait(80)
     assert scene.firing(HELD)[0].culprits.requests == ["r-20"]
+
+
+def quick_sends(scene: Spoken, count: int = 10) -> None:
+    """Enough transfers of a second to know the pace."""
+    for number in range(count):
+        send(scene, 100 + number, 20)
+        scene.wait(1)
+        sent(scene, 100 + number, 20)
+
+
+def hangs(scene: Spoken, *numbers: int, seconds: float = 120) -> None:
+    """These are sent together, and take that long."""
+    for number in numbers:
+        send(scene, number, number)
+    scene.wait(seconds)
+    for number in numbers:
+        sent(scene, number, number)
+    scene.wait(5)  # until a finding about these is resolved
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_transfers_that_hung_once_do_not_hide_the_next_one_that_does(at_once: int) -> None:
+    scene = Spoken(settings=Settings())
+    quick_sends(scene)
+    hangs(scene, *range(1, 1 + at_once))
+    assert not scene.firing(HELD)
+    send(scene, 9, 9)
+    scene.wait(45)
+    assert scene.firing(HELD)[0].culprits.requests == ["r-9"]
+
+
+def test_transfers_that_take_as_long_again_and_again_are_usual_here() -> None:
+    scene = Spoken(settings=Settings())
+    quick_sends(scene)
+    hangs(scene, 1)
+    hangs(scene, 2)
+    send(scene, 9, 9)
+    scene.wait(300)
+    assert not scene.firing(HELD)
+    scene.wait(100)
+    assert scene.firing(HELD)
+
+
+def test_a_longer_one_shows_that_the_shorter_before_it_was_no_exception() -> None:
+    scene = Spoken(settings=Settings())
+    quick_sends(scene)
+    hangs(scene, 1, seconds=30)
+    hangs(scene, 2, seconds=120)
+    send(scene, 9, 9)
+    scene.wait(85)
+    assert not scene.firing(HELD)
+    scene.wait(45)
+    assert scene.firing(HELD)
+
+
+def test_a_large_transfer_is_no_exception_beside_small_ones() -> None:
+    """Ten times the blocks take ten times as long, and show what the next large one may take."""
+    scene = Spoken(total=101, settings=Settings())
+    for number in range(10):
+        send(scene, 100 + number, 90)
+        scene.wait(4)
+        sent(scene, 100 + number, 90)
+    large = list(range(1, 11))
+    for number in range(2):
+        scene.arrive(number, large)
+        scene.log.finished(number, Status.FINISHED_STOPPED)
+        scene.log.free_deferred(number, large, Holder.CONNECTOR)
+        scene.wait(80)
+        assert not scene.firing(HELD)
+        scene.log.released(number, large, Release.TRANSFER_DONE)
+        scene.say()
+    send(scene, 50, 50)
+    scene.wait(100)
+    assert not scene.firing(HELD)
 
 
 def wants_grammar(scene: Spoken, number: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.description import KVGroup
+from kvscope.monitor.events.kinds import Preempt
 from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
@@ -97,8 +98,10 @@ def test_three_prompts_are_missed_at_least_and_half_of_what_is_computed_or_all(
     assert [finding.verdict for finding in scene.firing(PREFIX_HITS)] == verdicts
 
 
-def missed_beside(*, hits: int, groups: int = 1) -> Spoken:
-    """Four prompts compute what is cached, beside six of their own and `hits` that hit, of ten blocks each."""
+def missed_beside(*, hits: int, groups: int = 1, lost: int = 0) -> Spoken:
+    """Four prompts compute what is cached, beside six of their own and `hits` that hit, of ten blocks each. What is
+    sent about prompt `lost` is lost for good.
+    """
     scene = Spoken(total=401, groups=[KVGroup("full")] * groups)
     for number in range(1, 11 + hits):
         blocks = list(range(10 * number, 10 * number + 10))
@@ -110,6 +113,9 @@ def missed_beside(*, hits: int, groups: int = 1) -> Spoken:
         if not hit and number <= hits + 6:
             scene.log.cached(number, blocks, [1000 + block for block in blocks])
         scene.log.first_token(number)
+        if number == lost:
+            scene.log.flush(-1, -1, (-1, -1, -1, -1))
+            list(scene.packer.pack())
         scene.wait(0.1)
     return scene
 
@@ -125,6 +131,33 @@ def test_a_cache_that_never_hits_is_likely_the_cause_of_what_it_missed() -> None
 def test_a_cache_that_hits_others_or_of_several_groups_may_miss_a_part(hits: int, groups: int) -> None:
     """Who asks not to be looked up misses beside others that hit, and a window that was left behind vetoes a hit."""
     assert not missed_beside(hits=hits, groups=groups).firing(PREFIX_HITS)
+
+
+@pytest.mark.parametrize(("lost", "fires"), [(1, True), (8, False)])
+def test_a_prompt_that_hit_may_be_among_those_whose_events_are_lost(lost: int, fires: bool) -> None:
+    """The last four have missed. Of those before a loss and those after it, each must be enough."""
+    scene = missed_beside(hits=0, lost=lost)
+    assert scene.ledger.losses
+    assert bool(scene.firing(PREFIX_HITS)) == fires
+
+
+@pytest.mark.parametrize("preempted", [0, 2])
+def test_a_first_token_after_the_preemption_of_its_request_shows_no_miss(preempted: int) -> None:
+    """Where steps overlap, a request may be preempted before the output of its last step is there, and its blocks do
+    not enter the cache. Two more that missed theirs are too few.
+    """
+    scene = Spoken(total=401)
+    for number in range(1, 5):
+        blocks = list(range(10 * number, 10 * number + 10))
+        scene.log.arrived(number, f"r-{number}", 41, 8, 0, 10, 12)
+        scene.log.allocated(number, blocks)
+        scene.log.looked_up(number, 41, 0)
+        scene.log.admitted(number, 0)
+        if number <= preempted:
+            scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 10, 41)
+        scene.log.first_token(number)
+        scene.wait(0.1)
+    assert bool(scene.firing(PREFIX_HITS)) == (not preempted)
 
 
 def test_a_prompt_whose_last_block_alone_is_computed_again_is_none_of_those_missed() -> None:

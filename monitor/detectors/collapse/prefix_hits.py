@@ -28,6 +28,7 @@ from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import began_later
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.engine_state import EVENT_BITS
 from kvscope.monitor.state.records import ComputedPrompt
 from kvscope.monitor.text import clock_time, counted, percent
 
@@ -142,8 +143,8 @@ class PrefixHits(Detector[Judgement]):
 
     def _missed_windows(self, ledger: EngineLedger, settings: Settings) -> Iterator[Sequence[ComputedPrompt]]:
         """Yield the prompts of the last `window_s` if enough of what they computed was in the cache, or if some of it
-        was and no prompt hit anything. Only a hit shows that misses are over: as long as none came, also those of
-        windows that ended with a miss in the last `lasts_s`.
+        was and no prompt hit anything, nor did a loss of events hide one. Only a hit shows that misses are over: as
+        long as none came, also those of windows that ended with a miss in the last `lasts_s`.
         """
         window_ns = settings(self.window_s) * 1e9
         now_ns = ledger.now_ns - (ledger.wall(1) - 1)  # on the engine's clock
@@ -164,11 +165,17 @@ class PrefixHits(Detector[Judgement]):
         times = [prompt.at_ns for prompt in prompts]
 
         one_group = len(ledger.description.groups) <= 1
+        lost = [loss.after for loss in ledger.losses]
 
         def enough(first: int, end: int) -> bool:
             count, in_cache, computed = (last - before for last, before in zip(sums[end], sums[first], strict=True))
-            never_hits = one_group and count >= settings(self.min_prompts) and _none_hit(prompts[first:end])
-            return never_hits or self._enough(count, in_cache, computed, settings)
+            if self._enough(count, in_cache, computed, settings):
+                return True
+            if not one_group or count < settings(self.min_prompts):
+                return False
+            received = [prompt.at >> EVENT_BITS for prompt in (prompts[first], prompts[end - 1])]
+            unbroken = bisect_left(lost, received[0]) == bisect_left(lost, received[1])
+            return unbroken and _none_hit(prompts[first:end])
 
         recent = bisect_left(times, now_ns - window_ns)
         if enough(recent, len(prompts)):

@@ -103,8 +103,11 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
 
 
 def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-    """Return whether all that is kept may be slow transfers, of which few have ended, and is not half of the pool."""
-    if held.share >= settings(UNPROVEN_SHARE) or ledger.description.kv_lease_s:
+    """Return whether all that is kept may be slow transfers, of which few have ended, and is not half of the pool that
+    a request lacks.
+    """
+    lacking = any(record.is_waiting and record.blocks_needed for record in ledger.state.requests.values())
+    if (lacking and held.share >= settings(UNPROVEN_SHARE)) or ledger.description.kv_lease_s:
         return False
     return all(
         deferral.lease_deadline_ns <= 0
