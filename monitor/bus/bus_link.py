@@ -181,7 +181,7 @@ class BusLink(BusThread):
         engines = set(self._watch.fleet.engines)
         self._greeted &= engines
         for engine in engines - self._greeted:
-            found = await open_on_bus(streams, self.config.tenant, engine, self.spool)
+            found = await open_on_bus(streams, self.config, engine, self.spool)
             if found:
                 self._watch.expect(engine, found, time.time_ns())
             self._greeted.add(engine)
@@ -221,6 +221,10 @@ class BusLink(BusThread):
                 raise self._no_server(self.connection_error)
             self._works()
             return False
+        doubtful = {each.engine for each in batch if each.kind == "finding" and not self._is_sure(each.engine)}
+        if doubtful:  # another agent may process them by now
+            self.spool.doubt(doubtful)
+            return True
         outcomes = await asyncio.gather(*(self._send_one(streams, each) for each in batch), return_exceptions=True)
         stored = [each for each, outcome in zip(batch, outcomes, strict=True) if outcome is None]
         self.spool.sent([each.number for each in stored])

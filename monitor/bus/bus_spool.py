@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -172,6 +172,13 @@ class BusSpool(KeptDatabase):
         """Let what was found about an engine be sent: no other agent held its lease meanwhile."""
         with self.writing() as database:
             database.execute("UPDATE spool SET is_sure = 1 WHERE engine = ? AND is_sure = 0", (engine,))
+
+    def doubt(self, engines: Iterable[str]) -> None:
+        """Hold back what was found about engines: their leases ended before it could be sent."""
+        with self.writing() as database:
+            database.executemany(
+                "UPDATE spool SET is_sure = 0 WHERE kind = 'finding' AND engine = ?", [(each,) for each in engines]
+            )
 
     def discard(self, engine: str) -> int:
         """Drop the findings about an engine from a time when another agent held its lease. Return the number of

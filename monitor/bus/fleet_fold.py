@@ -100,6 +100,17 @@ class FleetFold:
                 latest[judged.engine, judged.code, judged.key] = message.transition.finding()
         return list(latest.values())
 
+    def replaced_findings(self, engine: str) -> list[Finding]:
+        """Return the firing findings of an engine at whose place a later one fires."""
+        latest = {finding.id for finding in self.open_findings(engine)}
+        return [
+            message.transition.finding()
+            for message in self._open.values()
+            if message.transition.judgement.engine == engine
+            and message.transition.judgement.code in catalogue()
+            and message.transition.id not in latest
+        ]
+
     def open_ids(self, engine: str = "") -> set[str]:
         """Return the ids of all findings that fire, known codes or not."""
         return {

@@ -178,7 +178,7 @@ class LeaseKeeper:
                 self._spool.confirm(engine)
             else:
                 self._spool.discard(engine)
-        expected = {engine: await left_behind(streams, self._config.tenant, engine, self._spool) for engine in engines}
+        expected = {engine: await left_behind(streams, self._config, engine, self._spool) for engine in engines}
         await asyncio.to_thread(self._share.begin, target, expected)
         if before and before != self._config.agent:
             self.taken_over += 1

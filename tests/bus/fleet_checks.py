@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice, pairwise
 from typing import Final
 
@@ -14,6 +16,7 @@ from kvscope.monitor.bus.bus_messages import FindingMessage
 from kvscope.monitor.events import journal
 from kvscope.monitor.events.kinds import Kind
 from kvscope.monitor.events.wire import Batch, decode
+from kvscope.monitor.history.findings_log import LoggedTransition
 from kvscope.monitor.history.history import History
 from tests.bus.fleet_lab import LEAK_CODE, FleetLab, Service, assert_each_once
 from tests.bus.nats_servers import stored_findings
@@ -27,6 +30,26 @@ ARRIVES_S = 60.0
 MARGIN_NS: Final = 60_000_000_000
 """Segments are selected by time, and a journal is read a moment after that time was taken."""
 BatchPlace = tuple[int, int]
+
+
+def episodes(leaks: Sequence[LoggedTransition]) -> tuple[int, int]:
+    """Return how many leaks of one engine began and ended. Those of two ids that overlap are one: an agent that was cut
+    off reports late what the next one has found as well.
+    """
+    began: dict[str, int] = {}
+    ended: dict[str, float] = {}
+    for each in leaks:
+        if each.to == "firing":
+            began[each.id] = each.at_ns
+        else:
+            ended[each.id] = each.at_ns
+    count = open_count = 0
+    until = -math.inf
+    for id, at_ns in sorted(began.items(), key=lambda each: each[1]):
+        count += at_ns > until
+        until = max(until, ended.get(id, math.inf))
+        open_count += id not in ended
+    return count, count - min(open_count, count)
 
 
 class FleetJudge:
@@ -69,11 +92,11 @@ class FleetJudge:
         problems += [f"{id} is in the stream and was not read" for id in sorted(ids - read.keys())]
         for engine, count in incidents.items():
             leaks = [each.transition for each in stored if each.transition.judgement.engine == engine]
-            turns = Counter(each.to for each in leaks if each.judgement.code == LEAK_CODE)
-            if (turns["firing"], turns["resolved"]) != (count, count):
+            began, ended = episodes([each for each in leaks if each.judgement.code == LEAK_CODE])
+            if (began, ended) != (count, count):
                 still_s = self._longest_pause_s(engine)
                 problems.append(
-                    f"{engine}: {count} leaks were caused, {turns['firing']} began and {turns['resolved']} ended;"
+                    f"{engine}: {count} leaks were caused, {began} began and {ended} ended;"
                     f" the engine stood still for {still_s:.1f} s at most"
                 )
         return problems

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.bus.bus_link import BusLink
-from kvscope.monitor.bus.open_findings import LeftBehind
+from kvscope.monitor.bus.bus_messages import FindingMessage, decode_message, finding_message
+from kvscope.monitor.bus.bus_spool import BusSpool
+from kvscope.monitor.bus.open_findings import LeftBehind, open_on_bus
 from kvscope.monitor.pipeline import Pipeline
-from tests.bus.nats_servers import bus_config_of, one_server, set_up, stored_findings
+from tests.bus.nats_servers import bus_config_of, one_server, set_up, stored_findings, with_client
 from tests.finding_transitions import ENGINE, AlertMessages
 from tests.test_service import until
 
@@ -56,3 +58,46 @@ def test_what_is_found_before_the_engine_is_known_to_be_ones_own_is_sent_after_t
         finally:
             link.stop()
         assert [each.transition.to for each in stored_findings(config)] == ["firing"]
+
+
+def test_what_could_not_be_sent_before_the_lease_ended_waits_for_the_next_one(tmp_path: Path) -> None:
+    with one_server(tmp_path / "nats") as server:
+        config = bus_config_of([server], share=True)
+        set_up(config)
+        share = OneTarget()
+        link = BusLink(config, Pipeline(), share=share)
+        (found,) = AlertMessages().fire(1)
+        link.spool.put([finding_message(found, config.agent)])
+        link.start()
+        try:
+            until(link.spool.holds_back, "it is held back")
+            assert stored_findings(config) == []
+            share.found = True
+            until(lambda: link.spool.messages == 0, "it is sent")
+        finally:
+            link.stop()
+        assert [each.transition.to for each in stored_findings(config)] == ["firing"]
+
+
+def test_a_finding_that_arrived_after_its_agent_lost_the_lease_ends(tmp_path: Path) -> None:
+    """It would be open on the bus for good: the next agent has found the same under an id of its own."""
+    late, found, other = (AlertMessages() for _ in range(3))
+    with one_server(tmp_path / "nats") as server:
+        config = bus_config_of([server])
+        set_up(config)
+        link = BusLink(config, Pipeline())
+        for each in (*late.fire(1), *found.fire(5), *other.fire(2, "stuck.zero-token")):
+            link.spool.put([finding_message(each, "another")])
+        link.start()
+        try:
+            until(lambda: link.spool.messages == 0, "they are sent")
+            spool = BusSpool(None, config.tenant)
+            still = with_client(config, lambda streams: open_on_bus(streams, config, ENGINE, spool))
+        finally:
+            link.stop()
+    (ended,), (kept,), (unlike,) = (each.findings.firing() for each in (late, found, other))
+    assert {each.id for each in still} == {kept.id, unlike.id}
+    (message,) = spool.batch(10)
+    resolved = decode_message("finding", message.body)
+    assert isinstance(resolved, FindingMessage)
+    assert (resolved.transition.to, resolved.transition.id) == ("resolved", ended.id)
