@@ -63,6 +63,30 @@ def test_prompts_as_large_as_one_another_are_no_flush() -> None:
     assert not flushed_by_one_prompt(needed=BLOCKS // 8, usual=500).firing(FLUSHED)
 
 
+@pytest.mark.parametrize(
+    ("block_size", "needed", "empty", "fires"),
+    [
+        (256, 4, 150, True),
+        (256, 3, 150, False),
+        (256, 4, 1, False),  # as many, of which the pool had no room for more
+        (16, 64, 150, True),
+        (16, 63, 150, False),
+        (4, 64, 150, True),  # 256 tokens, but as many blocks
+    ],
+)
+def test_evictions_beside_empty_blocks_count_by_their_tokens_too(
+    block_size: int, needed: int, empty: int, fires: bool
+) -> None:
+    kept = list(range(1, 101))
+    scene = Spoken(total=101 + empty, block_size=block_size)
+    scene.arrive(1, kept)
+    scene.log.cached(1, kept, kept)
+    end(scene, 1, kept)
+    evict(scene, 2, kept[:needed], needed)
+    scene.wait(1)
+    assert [finding.verdict for finding in scene.firing(FLUSHED)] == ["confirmed"] * fires
+
+
 def pushed_out(*sizes: int, again: range, preempted: bool = False, answered: bool = False) -> Spoken:
     """Prompts of 100 blocks are cached in a large pool. Prompts of these sizes evict the oldest, and then one of 100
     blocks computes the contents `again`, in its prompt or, once it has its first token, in its output.

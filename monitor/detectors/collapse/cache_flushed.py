@@ -57,6 +57,9 @@ class CacheFlushed(Detector[Judgement]):
     min_blocks = Threshold(
         64, "blocks", "1,024 tokens in vLLM's blocks of 16 are computed again in about a tenth of a second"
     )
+    min_tokens = Threshold(
+        1024, "tokens", "in larger blocks, fewer of them take as long, while enough that hold nothing were there"
+    )
     min_recomputed = Threshold(
         0.01, "of the computed since", "of less work that is done again, a client notices nothing in its latency"
     )
@@ -171,9 +174,10 @@ class CacheFlushed(Detector[Judgement]):
         usable = max(1, ledger.state.total - ledger.state.reserved)
         needless = [one for one in evictors if one.unused >= settings(self.min_unused) * usable]
         missed = sum(one.missed for one in needless)
-        if missed < settings(self.min_blocks) or not self._is_felt(
-            ledger, ledger.wall(needless[0].at_ns), missed, settings
-        ):
+        enough = min(settings(self.min_blocks), settings(self.min_tokens) / max(ledger.state.block_size, 1))
+        if not missed or missed < enough:
+            return
+        if not self._is_felt(ledger, ledger.wall(needless[0].at_ns), missed, settings):
             return
         least = min(needless, key=lambda one: one.unused)
         unused, evicted_at = least.unused, ledger.at(*(one.evicted_at for one in needless))
