@@ -135,6 +135,36 @@ def test_an_effect_that_outlives_its_cause_fires() -> None:
     assert fires.finding.report().caused_by == []
 
 
+@pytest.mark.parametrize(("began_s", "fires"), [(6, False), (7, True)])
+def test_preemptions_counted_since_before_their_cause_ended_stay_its_effects(began_s: int, fires: bool) -> None:
+    findings = Findings()
+    findings.update(ENGINE, 5 * S, [judged(THRASH), leak()])
+    reported = []
+    for at in range(6, 60):
+        reported += findings.update(ENGINE, at * S, [judged(THRASH, since_s=began_s)])
+    assert (reported[0].finding.judgement.code, reported[0].at_ns) == (LEAK, 8 * S)  # the cause until then, seen at 7 s
+    assert [one.finding.judgement.code for one in reported[1:]] == ([THRASH] if fires else [])
+
+
+def test_an_effect_that_is_seen_no_more_does_not_fire_when_its_cause_has_ended() -> None:
+    findings = Findings()
+    findings.update(ENGINE, 5 * S, [head(), leak()])
+    reported = findings.update(ENGINE, 6 * S, [head()], last_received_ns=6 * S)
+    for at in range(7, 60):
+        reported += findings.update(ENGINE, at * S, [], last_received_ns=6 * S)
+    assert reported == []  # the engine is silent, so neither is over
+    assert [finding.judgement.code for finding in findings.suppressed()] == [HEAD]
+
+
+def test_a_finding_of_another_engine_does_not_fire_with_this_one() -> None:
+    findings = Findings()
+    other = judged(LEAK, engine="b@127.0.0.1:2/0", pending=True)
+    findings.update("b@127.0.0.1:2/0", 5 * S, [other])
+    findings.update("b@127.0.0.1:2/0", 6 * S, [msgspec.structs.replace(other, pending=True)])
+    assert findings.update(ENGINE, 6 * S, [judged(THRASH)])[0].finding.judgement.code == THRASH
+    assert [finding.judgement.engine for finding in findings.pending()] == ["b@127.0.0.1:2/0"]
+
+
 def test_the_root_lists_the_effects_of_its_effects() -> None:
     findings = Findings()
     fetch = judged(FETCH, since_s=3, requests=("waits",), blocks=tuple(range(40)))

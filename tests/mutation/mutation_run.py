@@ -48,6 +48,7 @@ TESTS: Final = (
     *("tests/detectors", "tests/analysis", "tests/ledger", "tests/state", "tests/doctor"),
     *(
         "tests/test_findings.py",
+        "tests/test_finding_continuity.py",
         "tests/test_effects.py",
         "tests/probes/test_hooks.py",
         "tests/probes/test_front_end.py",
