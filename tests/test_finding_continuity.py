@@ -105,6 +105,15 @@ def test_an_engine_that_is_watched_again_goes_on_with_its_findings() -> None:
     assert changes(findings, 62 * S + RESOLVE_AFTER_NS) == ["resolved"]
 
 
+def test_an_effect_of_an_engine_that_is_watched_again_does_not_fire() -> None:
+    findings = Findings()
+    both = [judged("stuck.engine-stalled", since_ns=1), judged("stuck.front-end", since_ns=2)]
+    findings.update(ENGINE, 1 * S, both)
+    findings.set_aside(ENGINE, 2 * S)
+    again = findings.update(ENGINE, 3 * S, both)
+    assert [(one.finding.judgement.code, one.to) for one in again] == [("stuck.engine-stalled", "firing")]
+
+
 @pytest.mark.parametrize(("after_ns", "same"), [(AGAIN_NS - 1, True), (AGAIN_NS, False)])
 def test_an_engine_that_is_watched_again_too_late_begins_anew(after_ns: int, same: bool) -> None:
     findings = set_aside_at(2 * S)
