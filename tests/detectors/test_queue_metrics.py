@@ -265,9 +265,13 @@ def hits(
 
 @pytest.mark.parametrize("seconds", INTERVALS_S)
 def test_a_hit_rate_that_fell_is_a_question_with_its_causes(seconds: int) -> None:
-    finding = found(PREFIX_HITS, as_metrics(every(hits(lambda t: 0.7 if t < 1500 else 0.05), seconds)))
+    samples = as_metrics(every(hits(lambda t: 0.7 if t < 1500 else 0.05), seconds))
+    finding = found(PREFIX_HITS, samples)
     assert finding is not None
     assert finding.verdict == "cannot-tell"
+    spans = {one.name: one.position for one in finding.evidence}
+    assert spans["usage"] == samples[-1].position
+    assert spans["hit_rate"].endswith(f" to {samples[-1].position}")
     assert value(finding, "hit_rate_before") == pytest.approx(70, abs=1)
     assert value(finding, "hit_rate") < 10
     for cause in ("another tenant", "evicted", "lookups"):

@@ -400,3 +400,15 @@ def test_a_transfer_of_an_aborted_request_alone_is_no_verdict(
         " KVTransferError(bootstrap_room=47): Aborted by AbortReq."
     )
     assert found_in(words + line, tmp_path, capsys)["stuck.remote-load"] == verdict
+
+
+def test_a_worker_that_died_after_others_waited_for_it_may_have_stood_still(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, died = SHOWN["a worker of Ray died"]
+    waits = "INFO 06-02 01:40:20 [shm_broadcast.py:705] No available shared memory broadcast block found in 60 seconds."
+    assert found_in(died, tmp_path, capsys) == {"stuck.engine-dead": "likely"}
+    assert found_in(f"{waits}\n{died}", tmp_path, capsys) == {
+        "stuck.engine-dead": "cannot-tell",
+        "stuck.engine-stalled": "cannot-tell",
+    }

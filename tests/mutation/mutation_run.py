@@ -5,10 +5,9 @@
     python -m tests.mutation --only TEXT        those whose module, function or change contains TEXT
     python -m tests.mutation --resume FILE      run those alone that FILE does not have as killed, and add to it
 
-A mutant runs against the tests that reach its function, those whose file names its module and the quickest
-first, up to a bound of their CPU time. The first
-that fails kills it. A test that fails without a mutant kills none. For the probe, KVSCOPE_TEST_VLLM names a Python that
-has vLLM. The exit status is 1 if less than 85 % are killed.
+A mutant runs against the tests that reach its function, those whose file names its module first, up to a bound of
+their CPU time. The first that fails kills it. A test that fails without a mutant kills none. For the probe,
+KVSCOPE_TEST_VLLM names a Python that has vLLM. The exit status is 1 if less than 85 % are killed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ from tests.mutation.mutant_results import (
     share_killed,
     table,
 )
-from tests.mutation.mutant_sample import AREAS, ROOT, files_of, module_of, path_of, sample
+from tests.mutation.mutant_sample import AREAS, ROOT, area_of, files_of, module_of, path_of, sample
 from tests.mutation.mutant_sites import Mutant
 from tests.mutation.reaching_tests import ReachedFunctions, record_reach
 from tests.mutation.vllm_forks import VllmForks
@@ -64,8 +64,8 @@ VLLM_TESTS: Final = (
 )
 """Those whose runs need vLLM's scheduler and no server."""
 FOLDERS: Final = tuple(f"/{place}" for places in AREAS.values() for place in places)  # imported by links in kvscope/
-MOST_TESTS_S: Final = 20.0
-"""CPU time of the tests that a mutant is given, beside those with vLLM."""
+MOST_TESTS_S: Final = 30.0
+"""CPU time of the tests that a mutant is given. One of the probe has those with vLLM besides."""
 
 
 def record(tests: Sequence[str], forks: VllmForks | None) -> ReachedFunctions:
@@ -99,8 +99,8 @@ def record_with_vllm(forks: VllmForks) -> ReachedFunctions:
 
 
 def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
-    """Return the tests that reach a mutant, within the bound: first those whose file names its module, the quickest
-    first.
+    """Return the tests that reach a mutant, within the bound: first those whose file names its module, and the quickest
+    of each file before the next of any.
     """
     file = f"{path_of(mutant.module)}:"
     if mutant.value is None:
@@ -113,19 +113,23 @@ def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
         for test in tests
     }
     chosen, spent = [], 0.0
-    stem = mutant.module.rpartition(".")[2]
-    for test in sorted(
-        names.difference(VLLM_TESTS), key=lambda one: (not _mentions(_file_of(one), stem), reached.seconds[one], one)
-    ):
+    for test in _in_order(names.difference(VLLM_TESTS), mutant.module.rpartition(".")[2], reached.seconds):
         spent += reached.seconds[test]
         if spent > MOST_TESTS_S and chosen:
             break
         chosen.append(test)
-    return [*chosen, *(test for test in VLLM_TESTS if test in names)]
+    with_vllm = VLLM_TESTS if area_of(mutant.module) == "probe" else ()
+    return [*chosen, *(test for test in with_vllm if test in names)]
 
 
-def _file_of(test: str) -> str:
-    return test.partition("::")[0]
+def _in_order(tests: Iterable[str], stem: str, seconds: dict[str, float]) -> list[str]:
+    of_file: Counter[str] = Counter()
+    ranks = {}
+    for test in sorted(tests, key=lambda one: (seconds[one], one)):
+        file = test.partition("::")[0]
+        ranks[test] = (not _mentions(file, stem), of_file[file], seconds[test])
+        of_file[file] += 1
+    return sorted(ranks, key=lambda one: ranks[one])
 
 
 @functools.cache
