@@ -64,7 +64,7 @@ VLLM_TESTS: Final = (
 )
 """Those whose runs need vLLM's scheduler and no server."""
 FOLDERS: Final = tuple(f"/{place}" for places in AREAS.values() for place in places)  # imported by links in kvscope/
-MOST_TESTS_S: Final = 30.0
+MOST_TESTS_S: Final = 45.0
 """CPU time of the tests that a mutant is given. One of the probe has those with vLLM besides."""
 
 
@@ -188,13 +188,14 @@ def run_all(parsed: argparse.Namespace) -> list[MutantResult]:
         forks = VllmForks(vllm_python.PYTHON, directory) if vllm_python.PYTHON else None
         if forks is not None:
             stack.callback(forks.close)
-        if parsed.reach and parsed.reach.exists():
-            reached = msgspec.json.decode(parsed.reach.read_bytes(), type=ReachedFunctions)
-        else:
-            reached = record(parsed.tests, forks)
+        with contextlib.redirect_stdout(sys.stderr):
+            if parsed.reach and parsed.reach.exists():
+                reached = msgspec.json.decode(parsed.reach.read_bytes(), type=ReachedFunctions)
+            else:
+                reached = record(parsed.tests, forks)
+            warm_up(parsed.tests)
         if parsed.reach:
             parsed.reach.write_bytes(msgspec.json.encode(reached))
-        warm_up(parsed.tests)
         left = [(area, mutant) for area, mutant in chosen if mutant not in done]
         for result in run_sample(left, reached, forks, parsed.workers):
             results.append(result)
