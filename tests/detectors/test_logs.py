@@ -240,3 +240,27 @@ def test_figures_that_were_not_said_are_not_0() -> None:
     (engine,) = observer.watch.engines()
     assert engine.usage is None
     assert engine.balance is None
+
+
+# -------------------------------------------------------------------- more in use than live requests can hold
+
+
+@pytest.mark.parametrize(
+    ("live", "exceeds"),
+    [
+        ({"waiting": None}, True),  # not exposed
+        ({"waiting": 34}, True),
+        ({"waiting": 35}, False),  # with the one that runs they fill 88 % of the 40 that fit
+        ({"deferred": 34}, True),
+        ({"deferred": 35}, False),
+        ({"running": 0}, False),
+    ],
+)
+def test_usage_that_live_requests_of_the_greatest_length_cannot_reach_is_a_leak(
+    live: dict[str, int | None], exceeds: bool
+) -> None:
+    full = line(1, 0.9)
+    fits = Fact(full.engine, "x:0", "max_concurrency", 40.0)
+    lines = [msgspec.structs.replace(full, at_ns=1_700_000_000_000_000_000 + n * 10**10, **live) for n in range(100)]
+    codes = {(f.code, f.verdict) for f in judged([fits, *lines]).firing()}
+    assert ((FINISHED_HELD, "likely") in codes) is exceeds

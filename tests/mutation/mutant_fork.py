@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 from collections.abc import Collection
@@ -41,6 +42,7 @@ class MutantFork:
 
     def __init__(self, mutant: Mutant | None, tests: list[str], usual_s: float, forks: VllmForks | None = None) -> None:
         self._failures, pipe = os.pipe()
+        faulthandler.cancel_dump_traceback_later()  # a fork would wait for pytest's thread, which it does not have
         self.process = os.fork()
         if self.process == 0:
             os.close(self._failures)
