@@ -13,6 +13,7 @@ import pytest
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.log_file import read_log
+from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import Observer, value
 
 DATA = Path(__file__).parent.parent / "data"
@@ -264,3 +265,23 @@ def test_usage_that_live_requests_of_the_greatest_length_cannot_reach_is_a_leak(
     lines = [msgspec.structs.replace(full, at_ns=1_700_000_000_000_000_000 + n * 10**10, **live) for n in range(100)]
     codes = {(f.code, f.verdict) for f in judged([fits, *lines]).firing()}
     assert ((FINISHED_HELD, "likely") in codes) is exceeds
+
+
+def test_usage_beyond_what_live_requests_can_hold_is_dated_from_its_first_line() -> None:
+    began = 1_700_000_000_000_000_000
+    usages = [0.04, *[0.9] * 101]
+    lines = [msgspec.structs.replace(line(1, usage), at_ns=began + n * 10**10) for n, usage in enumerate(usages)]
+    fits = Fact(lines[0].engine, "x:0", "max_concurrency", 40.0)
+    (finding,) = judged([fits, *lines]).firing(FINISHED_HELD)
+    assert finding.since == timestamp(began + 10**10)
+
+
+@pytest.mark.parametrize(("left", "fires"), [(2, True), (3, False)])
+def test_a_drain_leaves_a_quarter_of_the_requests_at_most(left: int, fires: bool) -> None:
+    usage, lines = 0.1, []
+    for n in range(12):
+        prompt = 100.0 + 150 * (n * 7 % 5)
+        usage += prompt / 6_000
+        at_ns = 1_700_000_000_000_000_000 + n * 10**10
+        lines.append(msgspec.structs.replace(line(left if n == 11 else 8, usage, prompt=prompt), at_ns=at_ns))
+    assert bool(judged(lines).firing(FINISHED_HELD)) is fires

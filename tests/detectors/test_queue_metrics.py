@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvscope.monitor.detectors.arrival_rates import QueueCourse
+from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_rate_drop
 from kvscope.monitor.detectors.registry import CATALOGUE
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
@@ -261,6 +263,11 @@ def hits(
             Moment(float(t), 8, 0, 0, 0.5, asked, 60.0 * t, 30 * t, 2 * t, prefix_queries=asked, prefix_hits=hit)
         )
     return moments
+
+
+def test_a_cache_that_never_hits_has_no_fall() -> None:
+    samples = [one for one in as_metrics(every(hits(lambda t: 0.0), 15)) if isinstance(one, Sample)]
+    assert hit_rate_drop(samples, Settings()) is None
 
 
 @pytest.mark.parametrize("seconds", INTERVALS_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _FINDINGS: Final = "kvscope.monitor.findings"
+_RULES: Final = "kvscope.monitor.detectors"
 
 ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
     (
@@ -67,4 +68,10 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "known = (*self._open.values(), *self.set_aside_since(0), *self.resolved())",
         "0 -> 1",
     ): "a wall clock in ns since 1970 is never below 1",
+    (
+        f"{_RULES}.stuck.unadmitted_queue",
+        "_admits_nothing",
+        "admitted = (after.running or 0) - (before.running or 0) + moved(before.finished, after.finished)",
+        "0 -> 1",
+    ): "requests run in both samples: _waits_beside_room was true of either",
 }
