@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -19,13 +20,15 @@ class CalledFunctions:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Forget those before, and note what this thread calls."""
+        """Forget those before, and note what this thread and those that it starts call."""
         self._called.clear()
+        threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
             yield
         finally:
             sys.setprofile(None)
+            threading.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event == "call":
@@ -33,7 +36,9 @@ class CalledFunctions:
 
     def places(self) -> list[str]:
         """Return the places of those that were noted last."""
-        return [place_of(code) for code in self._called if any(folder in code.co_filename for folder in self.folders)]
+        return [
+            place_of(code) for code in list(self._called) if any(folder in code.co_filename for folder in self.folders)
+        ]
 
 
 def place_of(code: CodeType) -> str:

@@ -47,7 +47,7 @@ from tests.mutation.vllm_forks import VllmForks
 from tests.probes import vllm_python
 
 TESTS: Final = (
-    *("tests/detectors", "tests/analysis", "tests/ledger", "tests/state", "tests/doctor"),
+    *("tests/detectors", "tests/analysis", "tests/ledger", "tests/state", "tests/doctor", "tests/queries"),
     *(
         "tests/test_findings.py",
         "tests/test_finding_continuity.py",

@@ -80,6 +80,8 @@ def drain(left):
     return left
 """
 PLANTED_TESTS = """
+from threading import Thread
+
 from planted_rule import drain, fires
 
 def test_weak():
@@ -92,6 +94,11 @@ def test_strong():
 def test_drained():
     assert drain(3) == 0
 
+def test_in_a_thread():
+    thread = Thread(target=drain, args=(3,))
+    thread.start()
+    thread.join()
+
 def test_that_fails_without_a_mutant():
     assert fires(4, True)
 """
@@ -100,7 +107,7 @@ def test_that_fails_without_a_mutant():
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A rule that has a weak test and a strong one."""
-    faulthandler.cancel_dump_traceback_later()  # a fork would wait for pytest's thread, which it does not have
+    faulthandler.cancel_dump_traceback_later()  # a fork that records would wait for pytest's thread
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "planted_rule.py").write_text(PLANTED)
     (tmp_path / "test_planted_rule.py").write_text(PLANTED_TESTS)
@@ -136,7 +143,7 @@ def test_a_test_that_fails_without_a_mutant_is_not_among_those_that_reach_a_func
         place.rpartition("/")[2]: {test.rpartition("::")[2] for test in names} for place, names in reached.tests.items()
     }
     assert reaching["planted_rule.py:2"] == {"test_weak", "test_strong"}
-    assert reaching["planted_rule.py:5"] == {"test_drained"}
+    assert reaching["planted_rule.py:5"] == {"test_drained", "test_in_a_thread"}
 
 
 def test_a_result_holds_while_its_module_is_the_same() -> None:
