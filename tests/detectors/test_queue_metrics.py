@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from kvscope.monitor.detectors.arrival_rates import QueueCourse
 from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_rate_drop
 from kvscope.monitor.detectors.registry import CATALOGUE
+from kvscope.monitor.detectors.stuck.unadmitted_queue import unadmitted_queue
 from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
 from kvscope.monitor.findings import FindingReport
@@ -263,6 +265,17 @@ def hits(
             Moment(float(t), 8, 0, 0, 0.5, asked, 60.0 * t, 30 * t, 2 * t, prefix_queries=asked, prefix_hits=hit)
         )
     return moments
+
+
+def test_a_queue_of_which_one_request_was_admitted_is_held_back_only_since() -> None:
+    samples = [one for one in as_metrics(every(held_back(seconds=300), 15)) if isinstance(one, Sample)]
+    admitted = [msgspec.structs.replace(one, running=(one.running or 0) + 1) for one in samples[-8:]]
+    whole = unadmitted_queue(samples, Settings())
+    since = unadmitted_queue([*samples[:-8], *admitted], Settings())
+    assert whole is not None
+    assert since is not None
+    assert len(whole.samples) > 8
+    assert list(since.samples) == admitted
 
 
 def test_a_cache_that_never_hits_has_no_fall() -> None:
