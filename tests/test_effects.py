@@ -135,6 +135,56 @@ def test_an_effect_that_outlives_its_cause_fires() -> None:
     assert fires.finding.report().caused_by == []
 
 
+@pytest.mark.parametrize(("began_s", "fires"), [(6, False), (7, True)])
+def test_preemptions_counted_since_before_their_cause_ended_stay_its_effects(began_s: int, fires: bool) -> None:
+    findings = Findings()
+    findings.update(ENGINE, 5 * S, [judged(THRASH), leak()])
+    reported = []
+    for at in range(6, 60):
+        reported += findings.update(ENGINE, at * S, [judged(THRASH, since_s=began_s)])
+    assert (reported[0].finding.judgement.code, reported[0].at_ns) == (LEAK, 8 * S)  # the cause until then, seen at 7 s
+    assert [one.finding.judgement.code for one in reported[1:]] == ([THRASH] if fires else [])
+
+
+def test_an_effect_that_is_seen_no_more_does_not_fire_when_its_cause_has_ended() -> None:
+    findings = Findings()
+    findings.update(ENGINE, 5 * S, [head(), leak()])
+    for at in (6, 7, 8):
+        ended = findings.update(ENGINE, at * S, [head()], last_received_ns=at * S)
+    assert [(one.finding.judgement.code, one.to) for one in ended] == [(LEAK, "resolved")]
+    for at in range(9, 60):
+        assert findings.update(ENGINE, at * S, [], last_received_ns=8 * S) == []  # silent: it may be over or not
+    assert [finding.judgement.code for finding in findings.suppressed()] == [HEAD]
+
+
+def test_an_engine_that_is_judged_does_not_prolong_what_causes_of_another_explain() -> None:
+    findings, other = Findings(), "b@127.0.0.1:2/0"
+    there = [msgspec.structs.replace(one, engine=other) for one in (head(), leak())]
+    findings.update(other, 5 * S, there)
+    findings.update(ENGINE, 25 * S, [])
+    reported = []
+    for at in range(30, 40):
+        reported += findings.update(other, at * S, there[:1])
+    assert [(one.finding.judgement.code, one.at_ns) for one in reported] == [(LEAK, 30 * S), (HEAD, 35 * S)]
+
+
+def test_a_cause_that_fired_explains_while_its_judgement_flickers() -> None:
+    findings = Findings()
+    findings.update(ENGINE, 5 * S, [leak()])
+    flickers = msgspec.structs.replace(leak(), pending=True)
+    assert findings.update(ENGINE, 6 * S, [flickers, head()]) == []
+    assert [finding.judgement.code for finding in findings.suppressed()] == [HEAD]
+
+
+def test_an_effect_that_began_at_an_unknown_time_has_none() -> None:
+    findings = Findings()
+    findings.update(
+        ENGINE, 5 * S, [msgspec.structs.replace(leak(), since_ns=0), msgspec.structs.replace(head(), since_ns=0)]
+    )
+    (cause,) = findings.firing()
+    assert [effect.since for effect in cause.effects.values()] == [None]
+
+
 def test_the_root_lists_the_effects_of_its_effects() -> None:
     findings = Findings()
     fetch = judged(FETCH, since_s=3, requests=("waits",), blocks=tuple(range(40)))

@@ -21,6 +21,7 @@ def test_pending_firing_resolved() -> None:
     findings = Findings()
     assert findings.update(ENGINE, 1 * S, [judged(pending=True)]) == []
     (finding,) = findings.pending()
+    assert finding.fired_ns == 0
     assert not findings.firing()
     (fires,) = findings.update(ENGINE, 2 * S, [judged()])
     assert (fires.finding, fires.to, fires.at_ns) == (finding, "firing", 2 * S)
@@ -75,6 +76,13 @@ def test_the_same_trouble_again_is_another_finding() -> None:
     findings.update(ENGINE, 9 * S, [judged()])
     (again,), (before,) = findings.firing(), findings.resolved()
     assert again.id != before.id
+
+
+def test_an_id_is_the_same_in_every_release() -> None:
+    """Stored alerts have it."""
+    findings = Findings()
+    findings.update(ENGINE, 1 * S, [judged()])
+    assert findings.firing()[0].id == "934fcf1ce2eda36b"
 
 
 def test_one_trouble_that_grows_is_one_finding() -> None:

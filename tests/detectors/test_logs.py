@@ -13,6 +13,7 @@ import pytest
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.log_file import read_log
+from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import Observer, value
 
 DATA = Path(__file__).parent.parent / "data"
@@ -240,3 +241,47 @@ def test_figures_that_were_not_said_are_not_0() -> None:
     (engine,) = observer.watch.engines()
     assert engine.usage is None
     assert engine.balance is None
+
+
+# -------------------------------------------------------------------- more in use than live requests can hold
+
+
+@pytest.mark.parametrize(
+    ("live", "exceeds"),
+    [
+        ({"waiting": None}, True),  # not exposed
+        ({"waiting": 34}, True),
+        ({"waiting": 35}, False),  # with the one that runs they fill 88 % of the 40 that fit
+        ({"deferred": 34}, True),
+        ({"deferred": 35}, False),
+        ({"running": 0}, False),
+    ],
+)
+def test_usage_that_live_requests_of_the_greatest_length_cannot_reach_is_a_leak(
+    live: dict[str, int | None], exceeds: bool
+) -> None:
+    full = line(1, 0.9)
+    fits = Fact(full.engine, "x:0", "max_concurrency", 40.0)
+    lines = [msgspec.structs.replace(full, at_ns=1_700_000_000_000_000_000 + n * 10**10, **live) for n in range(100)]
+    codes = {(f.code, f.verdict) for f in judged([fits, *lines]).firing()}
+    assert ((FINISHED_HELD, "likely") in codes) is exceeds
+
+
+def test_usage_beyond_what_live_requests_can_hold_is_dated_from_its_first_line() -> None:
+    began = 1_700_000_000_000_000_000
+    usages = [0.04, *[0.9] * 101]
+    lines = [msgspec.structs.replace(line(1, usage), at_ns=began + n * 10**10) for n, usage in enumerate(usages)]
+    fits = Fact(lines[0].engine, "x:0", "max_concurrency", 40.0)
+    (finding,) = judged([fits, *lines]).firing(FINISHED_HELD)
+    assert finding.since == timestamp(began + 10**10)
+
+
+@pytest.mark.parametrize(("left", "fires"), [(2, True), (3, False)])
+def test_a_drain_leaves_a_quarter_of_the_requests_at_most(left: int, fires: bool) -> None:
+    usage, lines = 0.1, []
+    for n in range(12):
+        prompt = 100.0 + 150 * (n * 7 % 5)
+        usage += prompt / 6_000
+        at_ns = 1_700_000_000_000_000_000 + n * 10**10
+        lines.append(msgspec.structs.replace(line(left if n == 11 else 8, usage, prompt=prompt), at_ns=at_ns))
+    assert bool(judged(lines).firing(FINISHED_HELD)) is fires

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 from kvscope.monitor.detectors.arrival_rates import QueueCourse
+from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_rate_drop
 from kvscope.monitor.detectors.registry import CATALOGUE
+from kvscope.monitor.detectors.stuck.unadmitted_queue import unadmitted_queue
+from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
@@ -263,11 +267,31 @@ def hits(
     return moments
 
 
+def test_a_queue_of_which_one_request_was_admitted_is_held_back_only_since() -> None:
+    samples = [one for one in as_metrics(every(held_back(seconds=300), 15)) if isinstance(one, Sample)]
+    admitted = [msgspec.structs.replace(one, running=(one.running or 0) + 1) for one in samples[-8:]]
+    whole = unadmitted_queue(samples, Settings())
+    since = unadmitted_queue([*samples[:-8], *admitted], Settings())
+    assert whole is not None
+    assert since is not None
+    assert len(whole.samples) > 8
+    assert list(since.samples) == admitted
+
+
+def test_a_cache_that_never_hits_has_no_fall() -> None:
+    samples = [one for one in as_metrics(every(hits(lambda t: 0.0), 15)) if isinstance(one, Sample)]
+    assert hit_rate_drop(samples, Settings()) is None
+
+
 @pytest.mark.parametrize("seconds", INTERVALS_S)
 def test_a_hit_rate_that_fell_is_a_question_with_its_causes(seconds: int) -> None:
-    finding = found(PREFIX_HITS, as_metrics(every(hits(lambda t: 0.7 if t < 1500 else 0.05), seconds)))
+    samples = as_metrics(every(hits(lambda t: 0.7 if t < 1500 else 0.05), seconds))
+    finding = found(PREFIX_HITS, samples)
     assert finding is not None
     assert finding.verdict == "cannot-tell"
+    spans = {one.name: one.position for one in finding.evidence}
+    assert spans["usage"] == samples[-1].position
+    assert spans["hit_rate"].endswith(f" to {samples[-1].position}")
     assert value(finding, "hit_rate_before") == pytest.approx(70, abs=1)
     assert value(finding, "hit_rate") < 10
     for cause in ("another tenant", "evicted", "lookups"):

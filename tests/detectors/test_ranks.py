@@ -20,6 +20,7 @@ from tests.detectors.scenes import Observer, value
 
 ENGINE_STALLED = "stuck.engine-stalled"
 RANK_DIVERGED = "stuck.rank-diverged"
+UNEQUAL = "imbalance.ranks"
 SECONDS = 20
 
 
@@ -106,3 +107,43 @@ def test_by_figures_it_is_likely() -> None:
     assert (finding.code, finding.engine, finding.verdict) == (RANK_DIVERGED, "m@h:1/1", "likely")
     assert value(finding, "steps") == 200
     assert {e.source for e in finding.evidence if e.name in ("steps", "ranks_stepping")} == {"metrics"}
+
+
+def unequal(*ranks: tuple[int, float, int], samples: int = 3) -> Observer:
+    """Ranks with so many requests waiting, such a usage and so many samples fewer, in this order."""
+    observer = Observer()
+    for second in range(samples):
+        for number, (waiting, usage, fewer) in enumerate(ranks):
+            if second >= fewer:
+                at_ns = (1_000 + 15 * second) * 1_000_000_000
+                name = f"m@h:1/{number}"
+                observer.watch.feed([Sample(name, f"{second}", at_ns, running=4, waiting=waiting, usage=usage)])
+    observer.watch.settle()
+    return observer
+
+
+def test_a_full_rank_beside_one_with_room_is_named_with_the_counts() -> None:
+    (finding,) = unequal((9, 1.0, 0), (0, 0.1, 0), (0, 0.2, 0)).firing(UNEQUAL)
+    assert (finding.engine, finding.verdict) == ("m@h:1/0", "likely")
+    assert (value(finding, "full_ranks"), value(finding, "ranks_with_room")) == (1, 2)
+    assert finding.explanation.startswith("1 rank of 3 are full")
+    (two,) = unequal((9, 1.0, 0), (0, 0.1, 0), (3, 0.99, 0)).firing(UNEQUAL)
+    assert (two.engine, value(two, "full_ranks")) == ("m@h:1/0", 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fires"),
+    [
+        (((1, 0.95, 0), (0, 0.5, 0)), True),
+        (((1, 0.94, 0), (0, 0.5, 0)), False),  # it may still admit
+        (((0, 0.95, 0), (0, 0.5, 0)), False),  # nothing waits
+        (((1, 0.95, 0), (0, 0.51, 0)), False),
+        (((1, 0.95, 0), (1, 0.5, 0)), False),  # the other queues too
+        (((1, 0.95, 1), (0, 0.5, 0)), False),  # a burst
+        (((1, 0.95, 0), (0, 0.5, 1)), False),
+    ],
+)
+def test_ranks_are_unequal_if_one_is_full_for_some_samples_while_another_has_room(
+    ranks: tuple[tuple[int, float, int], ...], fires: bool
+) -> None:
+    assert bool(unequal(*ranks).firing(UNEQUAL)) is fires

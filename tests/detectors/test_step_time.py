@@ -184,6 +184,17 @@ def test_before_fifty_steps_a_hang_is_likely_within_a_minute_and_a_compilation_i
     assert not any("then restart" in step for step in finding.do_now)
 
 
+def test_a_step_a_third_slower_than_expected_is_no_stall_and_one_twice_as_slow_is() -> None:
+    scene = Timed(StepCost(10.0))
+    scene.enter(1)
+    for _ in range(60):
+        scene.run({1: 1})
+    scene.launch({1: 1})
+    scene.hang(13.5)
+    assert scene.never_alarmed()
+    assert scene.found_after(10.0) <= 6.5
+
+
 def test_a_chunk_of_a_million_tokens_after_chats_is_no_stall() -> None:
     """Attention over a context that no step had before: 8,192 tokens over 900,000 take 12 s."""
     scene = Timed(StepCost(0.02, 1e-5, 0, pair=12 / (8192 * 900_000)))

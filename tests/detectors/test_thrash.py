@@ -104,6 +104,27 @@ def test_blocks_that_the_prefix_cache_supplied_were_not_computed_in_vain(supplie
     assert [code for code in dict.fromkeys(scene.alarms()) if code == PREEMPTION] == alarms
 
 
+def test_a_request_that_computed_nothing_is_not_among_those_whose_work_was_wasted() -> None:
+    scene = Spoken(total=65)
+    blocks = {number: [1 + 2 * number, 2 + 2 * number] for number in range(6)}
+    for turn in range(2):
+        for number, own in blocks.items():
+            if not turn:
+                scene.log.arrived(number, f"r-{number}", 12, 8, 0, 3, 5)
+            scene.log.allocated(number, own)
+            scene.log.admitted(number, 8 if number == 5 else 0)
+            scene.log.progressed([number], [8], [0])
+        scene.say()
+        for number, own in blocks.items():
+            scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 8)
+            scene.log.released(number, own, Release.PREEMPTED)
+        scene.say()
+    (finding,) = scene.firing(PREEMPTION)
+    assert finding.culprits.requests == [f"r-{number}" for number in range(5)]
+    assert value(finding, "preemptions") == 12
+    assert value(finding, "preemptions_without_output") == 10
+
+
 def test_a_reset_of_all_that_run_is_asked_for() -> None:
     """Who resets the prefix cache of a busy engine has all preempted."""
     scene = Spoken()

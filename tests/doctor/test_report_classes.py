@@ -391,6 +391,18 @@ def test_a_table_s_spaces_do_not_hide_statistics(tmp_path: Path, capsys: pytest.
     assert found_in("An infinite response.\n" + "\n".join(lines), tmp_path, capsys) == {"held.endless-output": "likely"}
 
 
+def test_a_last_token_of_a_request_that_has_ended_is_no_answer_without_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        f"INFO 04-06 16:07:{second} [loggers.py:80] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput:"
+        f" 180.0 tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 14.1%"
+        for second, running in (("22", 1), ("32", 0), ("42", 0))
+    ]
+    found = found_in("An infinite response.\n" + "\n".join(lines), tmp_path, capsys)
+    assert found["held.endless-output"] == "cannot-tell"
+
+
 @pytest.mark.parametrize(("words", "verdict"), [("", "cannot-tell"), ("KV transfers fail here.\n", "likely")])
 def test_a_transfer_of_an_aborted_request_alone_is_no_verdict(
     words: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -400,3 +412,15 @@ def test_a_transfer_of_an_aborted_request_alone_is_no_verdict(
         " KVTransferError(bootstrap_room=47): Aborted by AbortReq."
     )
     assert found_in(words + line, tmp_path, capsys)["stuck.remote-load"] == verdict
+
+
+def test_a_worker_that_died_after_others_waited_for_it_may_have_stood_still(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, died = SHOWN["a worker of Ray died"]
+    waits = "INFO 06-02 01:40:20 [shm_broadcast.py:705] No available shared memory broadcast block found in 60 seconds."
+    assert found_in(died, tmp_path, capsys) == {"stuck.engine-dead": "likely"}
+    assert found_in(f"{waits}\n{died}", tmp_path, capsys) == {
+        "stuck.engine-dead": "cannot-tell",
+        "stuck.engine-stalled": "cannot-tell",
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -38,7 +38,10 @@ def function_of(mutant: Mutant) -> FunctionType:
 
 
 def _object_of(module: str, name: str) -> Any:
-    found: Any = sys.modules[module]
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:  # a part of the probe that needs vLLM
+        raise NotApplied(module) from error
     for part in name.split("."):
         found = vars(found).get(part, None)
         if found is None:

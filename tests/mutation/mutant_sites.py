@@ -25,8 +25,8 @@ TEXT_CALLS: Final = frozenset(("round", "Evidence", "counted", "percent", "durat
 
 
 class Mutant(NamedTuple):
-    """One change of one node. `function`: the qualified name of the outermost function, or of a threshold. nth: which
-    of the changes of its module. value: of a threshold.
+    """One change of one node. `function`: the qualified name of the outermost function, or of a threshold. source: the
+    line that it begins in. nth: which of the changes of its module. value: of a threshold.
     """
 
     module: str
@@ -34,6 +34,7 @@ class Mutant(NamedTuple):
     kind: str
     line: int
     text: str
+    source: str = ""
     nth: int = -1
     value: float | None = None
 
@@ -43,17 +44,20 @@ class _Site(NamedTuple):
 
     function: str
     kind: str
-    node: ast.AST
+    node: ast.expr
     new: ast.expr
 
 
 def mutants_of(path: Path, module: str) -> Iterator[Mutant]:
     """Yield the mutants of a module."""
-    tree = ast.parse(path.read_text())
+    text = path.read_text()
+    tree, lines = ast.parse(text), text.splitlines()
     for nth, site in enumerate(_sites(tree.body, "")):
-        text = f"{ast.unparse(site.node)} -> {ast.unparse(site.new)}"
-        yield Mutant(module, site.function, site.kind, getattr(site.node, "lineno", 0), text, nth)
-    yield from _thresholds(tree.body, "", module)
+        change = f"{ast.unparse(site.node)} -> {ast.unparse(site.new)}"
+        source = lines[site.node.lineno - 1].strip()
+        yield Mutant(module, site.function, site.kind, site.node.lineno, change, source, nth)
+    for threshold in _thresholds(tree.body, "", module):
+        yield threshold._replace(source=lines[threshold.line - 1].strip())
 
 
 def mutated_tree(path: Path, nth: int) -> ast.Module:
@@ -69,7 +73,7 @@ def _sites(body: list[ast.stmt], prefix: str) -> Iterator[_Site]:
             yield from _sites(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.FunctionDef):
             for decision in _decisions(node):
-                for kind, new in _changes(decision):
+                for kind, new in _changes(decision) if isinstance(decision, ast.expr) else ():
                     yield _Site(prefix + node.name, kind, decision, new)
 
 
@@ -108,7 +112,7 @@ def _decisions(node: ast.AST) -> Iterator[ast.AST]:
             yield from _decisions(child)
 
 
-def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def _changes(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
         new = copy.deepcopy(node)
         new.ops = [SWAPS[type(node.ops[0])]()]

@@ -1,218 +1,224 @@
 """A seeded sample of mutants, each in a process that forks after the imports, and what became of it.
 
-    python -m tests.mutation                    400 mutants; a third each from detectors, judgement and probe
-    python -m tests.mutation --mutants 60       fewer
+    python -m tests.mutation                    400 mutants; a third each from detectors, findings and probe
+    python -m tests.mutation --mutants 60       fewer: the first of these 400
     python -m tests.mutation --only TEXT        those whose module, function or change contains TEXT
+    python -m tests.mutation --resume FILE      run those alone that FILE does not have as killed, and add to it
 
-A mutant runs against the tests that reach its function, the quickest first, up to a bound of their usual time. The
-first that fails kills it. Tests that need a process of their own, as vLLM's, are not among them.
+A mutant runs against the tests that reach its function, those whose file names its module first, up to a bound of
+their CPU time. The first that fails kills it. A test that fails without a mutant kills none. For the probe,
+KVSCOPE_TEST_VLLM names a Python that has vLLM. The exit status is 1 if less than 85 % are killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import multiprocessing
-import os
-import random
-import signal
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 
-from tests.mutation.accepted_mutants import ACCEPTED_MUTANTS
-from tests.mutation.live_mutants import NotApplied, apply, function_of
-from tests.mutation.mutant_sites import Mutant, mutants_of
-from tests.mutation.reaching_tests import ReachedFunctions, place_of, record_reach
-from tests.mutation.review_mutants import review_mutants
+from tests.mutation.called_functions import place_of
+from tests.mutation.live_mutants import NotApplied, function_of
+from tests.mutation.mutant_fork import MutantFork, next_ended
+from tests.mutation.mutant_results import (
+    LEAST_KILLED,
+    MutantResult,
+    accepted_as,
+    digest,
+    read_results,
+    share_killed,
+    table,
+)
+from tests.mutation.mutant_sample import AREAS, ROOT, area_of, files_of, module_of, path_of, sample
+from tests.mutation.mutant_sites import Mutant
+from tests.mutation.reaching_tests import ReachedFunctions, record_reach
+from tests.mutation.vllm_forks import VllmForks
+from tests.probes import vllm_python
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-AREAS: Final = {
-    "detectors": ("monitor/detectors",),
-    "judgement": ("monitor/findings.py", "monitor/analysis", "monitor/ledger"),
-    "probe": ("monitor/probes",),
-}
 TESTS: Final = (
-    *("tests/detectors", "tests/analysis", "tests/ledger", "tests/state", "tests/doctor"),
+    *("tests/detectors", "tests/analysis", "tests/ledger", "tests/state", "tests/doctor", "tests/queries"),
     *(
         "tests/test_findings.py",
+        "tests/test_finding_continuity.py",
         "tests/test_effects.py",
         "tests/probes/test_hooks.py",
         "tests/probes/test_front_end.py",
     ),
 )
-SELECT: Final = ("-m", "not slow and not prove")
-MOST_TESTS_S: Final = 20.0
-"""Usual time of the tests that a mutant is given."""
-LIMIT_TIMES: Final = 5.0
-"""A mutant that takes so many times as long as its tests do is killed by that."""
-REACH_FILE: Final = ROOT / ".mutation" / "reach.json"
+VLLM_TESTS: Final = (
+    "tests/probes/test_vllm_random.py",
+    "tests/probes/test_vllm_unusual_loads.py",
+    "tests/probes/test_vllm_bare_verdicts.py",
+    "tests/probes/test_vllm_bare.py",
+)
+"""Those whose runs need vLLM's scheduler and no server."""
+FOLDERS: Final = tuple(f"/{place}" for places in AREAS.values() for place in places)  # imported by links in kvscope/
+MOST_TESTS_S: Final = 45.0
+"""CPU time of the tests that a mutant is given. One of the probe has those with vLLM besides."""
 
 
-class MutantResult(msgspec.Struct):
-    """What became of a mutant. fate: killed, survived, unreached (no test calls it) or accepted."""
-
-    area: str
-    module: str
-    function: str
-    kind: str
-    line: int
-    text: str
-    fate: str
-    tests: int = 0
-    seconds: float = 0.0
-
-
-def sample(count: int, seed: int, only: str) -> list[tuple[str, Mutant]]:
-    """Return the mutants to run: those of the review, and as many from each area."""
-    rng = random.Random(seed)
-    named = [(area_of(mutant.module), mutant) for mutant in review_mutants(ROOT)]
-    chosen = [*named]
-    for area, places in AREAS.items():
-        files = [file for place in places for file in _files(ROOT / place)]
-        every = [mutant for file in files for mutant in mutants_of(file, _module_of(file))]
-        mine = sum(each == area for each, _ in named)
-        chosen += [(area, one) for one in rng.sample(every, min(max(count // len(AREAS) - mine, 0), len(every)))]
-    return [(area, one) for area, one in chosen if only in f"{one.module} {one.function} {one.text}"]
-
-
-def area_of(module: str) -> str:
-    """Return the area of a module."""
-    path = module.removeprefix("kvscope.").replace(".", "/")
-    return next(area for area, places in AREAS.items() if f"{path}.py".startswith(places))
-
-
-def _files(place: Path) -> list[Path]:
-    return [place] if place.is_file() else sorted(place.rglob("*.py"))
-
-
-def _module_of(file: Path) -> str:
-    return "kvscope." + ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def reach(tests: Sequence[str], *, fresh: bool) -> ReachedFunctions:
-    """Return what the tests reach: as recorded before, or recorded now. Lines move with every change of a source."""
-    if not fresh and REACH_FILE.exists():
-        return msgspec.json.decode(REACH_FILE.read_bytes(), type=ReachedFunctions)
-    folders = tuple(f"/{place}" for places in AREAS.values() for place in places)  # imported by links in kvscope/
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        found = pool.submit(record_reach, [*tests, *SELECT], folders).result()
-    REACH_FILE.parent.mkdir(exist_ok=True)
-    REACH_FILE.write_bytes(msgspec.json.encode(found))
+def record(tests: Sequence[str], forks: VllmForks | None) -> ReachedFunctions:
+    """Return what the tests reach. Forks of this process run them."""
+    found = in_a_fork(lambda: record_reach([*tests, "-m", "not slow and not prove"], FOLDERS))
+    if forks is not None:
+        more = in_a_fork(lambda: record_with_vllm(forks))
+        found.seconds |= more.seconds
+        for place, names in more.tests.items():
+            found.tests[place] = [*found.tests.get(place, ()), *names]
     return found
 
 
+def in_a_fork(call: Callable[[], ReachedFunctions]) -> ReachedFunctions:
+    """Return what a fork of this process recorded."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send_bytes(msgspec.json.encode(call())))
+    process.start()
+    sender.close()
+    found = msgspec.json.decode(receiver.recv_bytes(), type=ReachedFunctions)
+    process.join()
+    return found
+
+
+def record_with_vllm(forks: VllmForks) -> ReachedFunctions:
+    """Return what the tests with vLLM reach."""
+    vllm_python.run_program = forks.run
+    forks.record = list(FOLDERS)
+    return record_reach([*VLLM_TESTS, "-m", "not prove"], FOLDERS, VLLM_TESTS, forks)
+
+
 def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
-    """Return the tests that reach a mutant, the quickest first, within the bound."""
+    """Return the tests that reach a mutant, within the bound: first those whose file names its module, and the quickest
+    of each file before the next of any.
+    """
+    file = f"{path_of(mutant.module)}:"
     if mutant.value is None:
-        try:
-            names = set(reached.tests.get(place_of(function_of(mutant).__code__), ()))
-        except NotApplied:
-            return []
-    else:
-        file = f"{ROOT / mutant.module.removeprefix('kvscope.').replace('.', '/')}.py:"
-        names = {test for place, tests in reached.tests.items() if place.startswith(file) for test in tests}
+        with contextlib.suppress(NotApplied):
+            file = place_of(function_of(mutant).__code__)
+    names = {
+        test
+        for place, tests in reached.tests.items()
+        if place == file or (file[-1] == ":" and place.startswith(file))
+        for test in tests
+    }
     chosen, spent = [], 0.0
-    for test in sorted(names, key=lambda one: (reached.seconds[one], one)):
+    for test in _in_order(names.difference(VLLM_TESTS), mutant.module.rpartition(".")[2], reached.seconds):
         spent += reached.seconds[test]
         if spent > MOST_TESTS_S and chosen:
             break
         chosen.append(test)
-    return chosen
+    with_vllm = VLLM_TESTS if area_of(mutant.module) == "probe" else ()
+    return [*chosen, *(test for test in with_vllm if test in names)]
 
 
-def run_mutant(mutant: Mutant, tests: list[str], usual_s: float) -> bool:
-    """Run it in a fork of this process, and return whether a test failed or the time ran out."""
-    child = os.fork()
-    if not child:
-        status = 70
-        try:
-            signal.alarm(round(20 + LIMIT_TIMES * usual_s))
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            apply(mutant)
-            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *SELECT, *tests]))
-        except NotApplied:
-            status = 71
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    if os.WIFEXITED(ended) and os.WEXITSTATUS(ended) == 71:
-        raise NotApplied(mutant.function)
-    return not (os.WIFEXITED(ended) and os.WEXITSTATUS(ended) == 0)
+def _in_order(tests: Iterable[str], stem: str, seconds: dict[str, float]) -> list[str]:
+    of_file: Counter[str] = Counter()
+    ranks = {}
+    for test in sorted(tests, key=lambda one: (seconds[one], one)):
+        file = test.partition("::")[0]
+        ranks[test] = (not _mentions(file, stem), of_file[file], seconds[test])
+        of_file[file] += 1
+    return sorted(ranks, key=lambda one: ranks[one])
 
 
-def _fate(area: str, mutant: Mutant, reached: ReachedFunctions) -> MutantResult:
-    began = time.perf_counter()
-    result = MutantResult(area, *mutant[:5], "unreached")
-    tests = tests_of(mutant, reached)
-    result.tests = len(tests)
-    if tests:
-        with contextlib.suppress(NotApplied):
-            killed = run_mutant(mutant, tests, sum(reached.seconds[test] for test in tests))
-            accepted = (mutant.module, mutant.function, mutant.text) in ACCEPTED_MUTANTS
-            result.fate = "killed" if killed else "accepted" if accepted else "survived"
-    result.seconds = round(time.perf_counter() - began, 1)
-    return result
+@functools.cache
+def _mentions(file: str, stem: str) -> bool:
+    """Whether a file has the name of a module, or the code of its finding, in it."""
+    text = (ROOT / file).read_text()
+    return stem in text or stem.replace("_", "-") in text
 
 
 def warm_up(tests: Sequence[str]) -> None:
     """Import all that the tests and the mutants are of, so that a fork begins with it."""
     with contextlib.suppress(SystemExit):
-        pytest.main(["--collect-only", "-q", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *SELECT])
-    for places in AREAS.values():
-        for place in places:
-            for file in _files(ROOT / place):
-                with contextlib.suppress(ImportError):  # a part of the probe that needs vLLM
-                    importlib.import_module(_module_of(file))
+        pytest.main(["--collect-only", "-q", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *VLLM_TESTS])
+    for file in (file for places in AREAS.values() for place in places for file in files_of(ROOT / place)):
+        with contextlib.suppress(ImportError):  # a part of the probe that needs vLLM
+            importlib.import_module(module_of(file))
 
 
 def run_sample(
-    count: int, seed: int, only: str = "", tests: Sequence[str] = TESTS, *, fresh: bool = True
-) -> list[MutantResult]:
-    """Run a sample, and print each as it ends."""
-    reached = reach(tests, fresh=fresh)
-    warm_up(tests)
-    results = []
-    for area, mutant in sample(count, seed, only):
-        result = _fate(area, mutant, reached)
-        results.append(result)
-        print(f"{result.fate} {result.module}:{result.line} {result.function}: {result.text}", flush=True)
+    chosen: list[tuple[str, Mutant]], reached: ReachedFunctions, forks: VllmForks | None, workers: int
+) -> Iterator[MutantResult]:
+    """Run mutants, so many at a time, and yield each result as it is known."""
+    running: dict[int, tuple[MutantFork, MutantResult, float]] = {}
+    for area, mutant in chosen:
+        tests = tests_of(mutant, reached)
+        result = MutantResult(area, mutant, digest(mutant.module), "unreached", len(tests))
+        if not tests:
+            yield result
+            continue
+        while len(running) >= workers:
+            yield _ended(running)
+        fork = MutantFork(mutant, tests, sum(reached.seconds[test] for test in tests), forks)
+        running[fork.process] = (fork, result, time.perf_counter())
+    while running:
+        yield _ended(running)
+
+
+def _ended(running: dict[int, tuple[MutantFork, MutantResult, float]]) -> MutantResult:
+    process, status = next_ended(running)
+    fork, result, began = running.pop(process)
+    result.fate, result.killer = fork.fate(status)
+    if result.fate == "survived" and accepted_as(result.mutant):
+        result.fate = "accepted"
+    result.seconds = round(time.perf_counter() - began, 1)
+    return result
+
+
+def run_all(parsed: argparse.Namespace) -> list[MutantResult]:
+    """Run what the command line asks for."""
+    chosen = sample(parsed.mutants, parsed.seed, parsed.only)
+    known = read_results(parsed.resume) if parsed.resume else {}
+    results = [known[mutant] for _, mutant in chosen if mutant in known and known[mutant].still_holds()]
+    done = {result.mutant for result in results}
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        forks = VllmForks(vllm_python.PYTHON, directory) if vllm_python.PYTHON else None
+        if forks is not None:
+            stack.callback(forks.close)
+        with contextlib.redirect_stdout(sys.stderr):
+            if parsed.reach and parsed.reach.exists():
+                reached = msgspec.json.decode(parsed.reach.read_bytes(), type=ReachedFunctions)
+            else:
+                reached = record(parsed.tests, forks)
+            warm_up(parsed.tests)
+        if parsed.reach:
+            parsed.reach.write_bytes(msgspec.json.encode(reached))
+        left = [(area, mutant) for area, mutant in chosen if mutant not in done]
+        for result in run_sample(left, reached, forks, parsed.workers):
+            results.append(result)
+            print(f"{len(results)}/{len(chosen)} {result.line()} ({result.seconds} s)", file=sys.stderr, flush=True)
+            if parsed.resume:
+                with parsed.resume.open("ab") as file:
+                    file.write(msgspec.json.encode(result) + b"\n")
     return results
 
 
-def summary(results: list[MutantResult]) -> str:
-    """Return the share killed of each area, and the time."""
-    lines = []
-    for area in (*AREAS, "all"):
-        fates = Counter(one.fate for one in results if area in (one.area, "all"))
-        run = fates["killed"] + fates["survived"]
-        share = f"{100 * fates['killed'] / run:.0f} %" if run else "–"
-        lines.append(
-            f"{area}: killed {fates['killed']} of {run} ({share}), accepted {fates['accepted']},"
-            f" reached by no test here {fates['unreached']}"
-        )
-    total_s = sum(one.seconds for one in results)
-    lines.append(f"{len(results)} mutants, {total_s:.0f} s, {total_s / max(len(results), 1):.1f} s each")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the sample, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=400, metavar="N", help="how many (400)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="what the sample is drawn from (1)")
     parser.add_argument("--only", default="", metavar="TEXT", help="those whose module, function or change has TEXT")
-    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="with these tests alone")
-    parser.add_argument("--again", action="store_true", help="use what the last run recorded of the tests' reach")
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH", help="with these tests and vLLM's")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="how many at once (2)")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="a file of results, one JSON object a line")
+    parser.add_argument("--reach", type=Path, metavar="FILE", help="what tests reach: read if there, else written")
     parsed = parser.parse_args()
-    print(summary(run_sample(parsed.mutants, parsed.seed, parsed.only, parsed.tests, fresh=not parsed.again)))
+    began = time.monotonic()
+    results = run_all(parsed)
+    print(table(results))
+    print(f"seed {parsed.seed}, {(time.monotonic() - began) / 60:.0f} minutes")
+    sys.exit(share_killed(results) < LEAST_KILLED)

@@ -2,65 +2,73 @@
 
 from __future__ import annotations
 
-import sys
-import time
+import os
 from collections import defaultdict
-from collections.abc import Generator
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import Generator, Sequence
 
 import msgspec
 import pytest
 
+from tests.mutation.called_functions import CalledFunctions
+from tests.mutation.vllm_forks import VllmForks
+
 
 class ReachedFunctions(msgspec.Struct):
-    """By function, as `module file:first line`, the tests that call it; and by test, its seconds."""
+    """By function, as `module file:first line`, the tests that call it; and by test, its seconds of CPU time.
+
+    The tests of a file that runs vLLM share its runs: the file stands for them.
+    """
 
     tests: dict[str, list[str]] = {}
     seconds: dict[str, float] = {}
 
 
 class ReachRecorder:
-    """The plugin: notes the functions of `folders` that each test calls."""
+    """The plugin: notes the functions of `folders` that each test calls, here and in vLLM's forks."""
 
-    def __init__(self, folders: tuple[str, ...]) -> None:
-        self.folders = folders
-        self.tests: dict[str, list[str]] = defaultdict(list)
-        self.seconds: dict[str, float] = {}
-        self._called: set[CodeType] = set()
-
-    def _note(self, frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call":
-            self._called.add(frame.f_code)
+    def __init__(self, folders: tuple[str, ...], whole_files: Sequence[str], forks: VllmForks | None) -> None:
+        self.whole_files = whole_files
+        self.forks = forks
+        self.tests: dict[str, set[str]] = defaultdict(set)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
+        self._calls = CalledFunctions(folders)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, None, None]:
         """Record one test with its fixtures."""
-        self._called.clear()
-        began = time.perf_counter()
-        sys.setprofile(self._note)
-        try:
+        began = sum(os.times()[:4])
+        with self._calls.noted():
             yield
-        finally:
-            sys.setprofile(None)
-        self.seconds[item.nodeid] = round(time.perf_counter() - began, 4)
-        for code in self._called:
-            if any(folder in code.co_filename for folder in self.folders):
-                self.tests[place_of(code)].append(item.nodeid)
+        name = self._name_of(item.nodeid)
+        self.seconds[name] += sum(os.times()[:4]) - began
+        places = set(self._calls.places())
+        if self.forks is not None:
+            self.seconds[name] += self.forks.cpu_s
+            places |= self.forks.called
+            self.forks.cpu_s, self.forks.called = 0.0, set()
+        for place in places:
+            self.tests[place].add(name)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test that fails without a mutant kills none."""
+        if report.failed:
+            self.failed.add(self._name_of(report.nodeid))
+
+    def _name_of(self, test: str) -> str:
+        file = test.partition("::")[0]
+        return file if file in self.whole_files else test
 
     def recorded(self) -> ReachedFunctions:
-        """Return all that was recorded."""
-        return ReachedFunctions(dict(self.tests), self.seconds)
+        """Return all that was recorded of tests that passed."""
+        tests = {place: sorted(names - self.failed) for place, names in self.tests.items()}
+        return ReachedFunctions(tests, {name: round(spent, 4) for name, spent in self.seconds.items()})
 
 
-def place_of(code: CodeType) -> str:
-    """Name a function by its file's real path and first line."""
-    return f"{Path(code.co_filename).resolve()}:{code.co_firstlineno}"
-
-
-def record_reach(arguments: list[str], folders: tuple[str, ...]) -> ReachedFunctions:
+def record_reach(
+    arguments: list[str], folders: tuple[str, ...], whole_files: Sequence[str] = (), forks: VllmForks | None = None
+) -> ReachedFunctions:
     """Run tests in this process, and return what they reach."""
-    recorder = ReachRecorder(folders)
+    recorder = ReachRecorder(folders, whole_files, forks)
     pytest.main([*arguments, "-q", "-p", "no:cacheprovider", "-p", "no:randomly"], plugins=[recorder])
     return recorder.recorded()

@@ -28,6 +28,8 @@ needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (scripts/vllm.sh makes one)"
 )
 MODEL: dict[str, Any] = TINY_LLAMA
+run_program = subprocess.run
+"""Runs a module in a process of its own; tests.mutation has it run in a fork of a process that has imported vLLM."""
 
 
 def save_model(directory: Path) -> Path:
@@ -48,7 +50,7 @@ def environment(**more: str) -> dict[str, str]:
 def run(module: str, *arguments: str, release: str = "", **more: str) -> str:
     """Run a module of the tests with vLLM's Python, or with another release on its path; what it printed."""
     path = [str(UNPACKED / release), str(UNPACKED / "deps")] if release else []
-    done = subprocess.run(
+    done = run_program(
         [PYTHON, "-m", module, *arguments],
         capture_output=True,
         text=True,
