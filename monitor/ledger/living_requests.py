@@ -50,9 +50,13 @@ def is_outside(record: RequestState) -> bool:
 
 
 def was_left_out(record: RequestState, head: RequestState) -> bool:
-    """Return whether the scheduler tries `head` though this one was ready before that arrived, and is as urgent."""
-    came_after = bool(record.ready_ns) and head.arrived_ns > record.ready_ns and not head.preemptions
-    return came_after and head.priority >= record.priority
+    """Return whether the scheduler tries `head` though this one is as urgent and is ready: it was before the head
+    arrived, or came before the head and was ready when the head was last refused.
+    """
+    if not record.ready_ns or head.preemptions or head.priority < record.priority:
+        return False
+    came_before = (record.arrived_ns, record.number) < (head.arrived_ns, head.number)
+    return head.arrived_ns > record.ready_ns or (came_before and head.passed_over_at > record.ready_at)
 
 
 def refused_last(requests: Iterable[RequestState]) -> RequestState | None:

@@ -29,14 +29,6 @@ PARKED_LOADS_CHANGE: Final = (
 )
 
 
-def _stands_behind(record: RequestState, head: RequestState) -> bool:
-    """Return whether the queue has a request behind its head. One that is ready, as urgent and came before it would be
-    ahead, had the scheduler taken it up again: that is stuck.promotion-starved.
-    """
-    came_before = record.arrived_ns < head.arrived_ns and record.priority <= head.priority and not head.preemptions
-    return not (came_before and record.ready_ns) and not was_left_out(record, head)
-
-
 class ParkedLoads(Detector[ShortOfBlocks]):
     """Waiting requests whose fetched KV holds what the head of the queue needs."""
 
@@ -66,7 +58,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
     ) -> Iterator[ShortOfBlocks]:
         """Each waits for the other: those who wait behind the head with blocks hold what it lacks."""
         state, at = ledger.state, ledger.at
-        holders = [r for r in living.waiting if r is not head and r.blocks and _stands_behind(r, head)]
+        holders = [r for r in living.waiting if r is not head and r.blocks and not was_left_out(r, head)]
         if not holders:
             return
         held = sorted({block for record in holders for block in record.blocks})
