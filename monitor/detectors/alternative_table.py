@@ -107,7 +107,7 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
         Alternative("progress between the preemptions", "no output token in between"),
     ),
     "stuck.lost-request": (
-        Alternative("events later than the heartbeat", "the same at several heartbeats in a row"),
+        Alternative("events later than the heartbeat", "the same in several passes in a row"),
         Unless("an end that the stream missed", "the engine's own report of requests in no queue"),
     ),
     "stuck.front-end": (_NO_WORK, Unless("input processing of a large prompt", "a stack of the front end")),

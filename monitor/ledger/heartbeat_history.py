@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvscope.monitor.state.records import UNKNOWN_POSITION, Heartbeat
 
 QUEUE_LENGTHS: Final = 8
+
+
+class QueueLength(NamedTuple):
+    """How many requests the engine's own queues held at a heartbeat."""
+
+    at_ns: int
+    """Wall time."""
+    requests: int
+    in_step: bool
+    """Whether a step was in flight. Requests that left the queues in its pass may be reported only at its end."""
 
 
 class HeartbeatHistory:
@@ -28,8 +38,10 @@ class HeartbeatHistory:
         self.polled_ns = 0
         self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last reported polls of the KV connector since the one before."""
-        self.queue_lengths: deque[tuple[int, int]] = deque(maxlen=QUEUE_LENGTHS)
-        """When each of the last heartbeats came (wall), and how many requests the engine's own queues held."""
+        self.queue_lengths: deque[QueueLength] = deque(maxlen=QUEUE_LENGTHS)
+        """The lengths at the last heartbeats, with only the latest heartbeat of each pass: until a pass ends, the
+        stream lacks its events, however many heartbeats come.
+        """
 
     def add(
         self, before: Heartbeat | None, last: Heartbeat | None, wall_ns: int, at: int, asks_in_passes: bool
@@ -51,6 +63,16 @@ class HeartbeatHistory:
                 self.slept_since_ns, self.slept_until_ns = self.passed_ns, last.at_ns
             if last.step_in_flight != before.step_in_flight:
                 self.other_step_ns = before.at_ns
-        self.queue_lengths.append((wall_ns, last.running + last.waiting))
+            if _in_the_same_pass(before, last):
+                self.queue_lengths.pop()
+        self.queue_lengths.append(QueueLength(wall_ns, last.running + last.waiting, last.step_in_flight >= 0))
         if before is None or last.connector_polls != before.connector_polls or (asks_in_passes and passed):
             self.polled_ns, self.polled_at = last.at_ns, at
+
+
+def _in_the_same_pass(before: Heartbeat, last: Heartbeat) -> bool:
+    """Return whether the pass of the heartbeat before still runs: in its step, or with requests queued and no step."""
+    if last.step_in_flight != before.step_in_flight:
+        return False
+    hangs = 0 < last.scheduler_passes == before.scheduler_passes and last.running + last.waiting > 0
+    return last.step_in_flight >= 0 or hangs

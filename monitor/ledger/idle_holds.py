@@ -22,7 +22,7 @@ def used_while_idle(ledger: EngineLedger) -> int | None:
     """
     beats = list(ledger.beats.queue_lengths)[-IDLE_HEARTBEATS:]
     since_ns = ledger.wall(ledger.state.lost_ns)
-    if len(beats) < IDLE_HEARTBEATS or any(queued or at_ns <= since_ns for at_ns, queued in beats):
+    if len(beats) < IDLE_HEARTBEATS or any(beat.requests or beat.at_ns <= since_ns for beat in beats):
         return None
     announced = set().union(*(deferral.blocks for deferral in ledger.state.deferrals.values()))
     return max(ledger.used_by_engine - len(announced), 0)

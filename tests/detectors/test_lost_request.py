@@ -81,6 +81,81 @@ def test_a_request_that_ended_in_a_long_step_is_reported_at_its_end(in_flight: i
     assert bool(scene.firing(LOST)) is (in_flight < 0)
 
 
+class InLongSteps(Spoken):
+    """An engine with steps of 3 s and three heartbeats in each. Its events come at the end of each step."""
+
+    step = 0
+    client = 10
+
+    def steps(self, count: int, *, aborted: bool, lost: int = 0) -> None:
+        """Run requests 1 and 2, while one waits longer. aborted: at the start of each step, a client is replaced."""
+        for _ in range(count):
+            self.step += 1
+            self.log.step_launched(self.step, [1, 2], [1, 1])
+            self.say()
+            queued = len(self.packer.shadow.requests) - lost - aborted
+            for _ in range(3):
+                self.packer._vitals = lambda queued=queued: Vitals(self.step, 0, queued, 0, queued, 0, self.step)
+                self.clock.sleep(0.5)
+                self.watch.feed([decode(encode(self.packer.heartbeat()))])
+                self.watch.settle()
+                self.clock.sleep(0.5)
+            self.log.step_completed(self.step, 3_000_000_000, Limit.NONE, -1, -1, -1)
+            self.log.progressed([1, 2], [16, 16], [self.step, self.step])
+            if aborted:
+                self.log.finished(self.client, Status.FINISHED_ABORTED)
+                self.wait_in_queue(self.client + 1)
+            self.say()
+
+    def wait_in_queue(self, number: int) -> None:
+        self.client = number
+        self.log.arrived(number, f"r-{number}", 8, 8, 0, 2, 4)
+
+    @classmethod
+    def with_requests(cls) -> InLongSteps:
+        scene = cls()
+        scene.arrive(1, [3, 4])
+        scene.arrive(2, [5, 6])
+        scene.arrive(3, [7])
+        scene.wait_in_queue(10)
+        scene.say()
+        return scene
+
+
+def test_requests_that_leave_in_each_of_the_long_steps_are_not_lost() -> None:
+    scene = InLongSteps.with_requests()
+    scene.steps(12, aborted=True)
+    assert LOST not in scene.alarms()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_request_that_several_long_steps_miss_is_lost(aborted: bool) -> None:
+    scene = InLongSteps.with_requests()
+    scene.steps(2, aborted=aborted)
+    assert LOST not in scene.alarms()
+    scene.steps(7, aborted=aborted, lost=1)
+    (finding,) = scene.firing(LOST)
+    assert finding.verdict == "likely"
+
+
+def test_the_report_of_a_long_step_may_follow_the_next_heartbeat() -> None:
+    """Its client left before the step, and the engine's pass waited for the step before it reported that."""
+    scene = Served()
+    scene.arrive(1, [3, 4])
+    scene.log.step_launched(3, [1], [1])
+    scene.say()
+    for in_flight in (*[3] * 12, -1):
+        scene.packer._vitals = lambda step=in_flight: Vitals(step, 0, 0, 0, 0, 0, 1)
+        scene.watch.feed([decode(encode(scene.packer.heartbeat()))])
+        scene.watch.settle()
+        scene.clock.sleep(1)
+    scene.log.finished(1, Status.FINISHED_ABORTED)
+    scene.log.step_completed(3, 13_000_000_000, Limit.NONE, -1, -1, -1)
+    scene.say()
+    scene.beats(6, queued=0, steps=False)
+    assert LOST not in scene.alarms()
+
+
 def test_queues_that_agree_or_differ_for_a_moment_are_no_loss() -> None:
     scene = Served()
     scene.arrive(1, [3, 4])

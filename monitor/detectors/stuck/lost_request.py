@@ -2,26 +2,27 @@
 
 The engine reports each by name (NOT_QUEUED) once it has missed it for some seconds. An engine that does not report
 that still gives the lengths of its queues with each heartbeat: where the ledger has more unfinished requests at several
-heartbeats in a row, some are lost, and those that have not moved since are the candidates.
+heartbeats in a row, each in another pass, some are lost, and those that have not moved since are the candidates. The
+heartbeats of one pass count as one: the engine may report only at its end which requests it took from the queues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise, takewhile
 
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.heartbeat_history import QueueLength
+from kvscope.monitor.ledger.ledger_records import Point
 from kvscope.monitor.ledger.living_requests import Living
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, listed
 
 POINTS_AROUND_NS = 250_000_000
 """A heartbeat and the events before it reach the ledger within so long of one another."""
-MOST_LATEST_POINTS = 200
-"""Points that are compared with the heartbeats: the latest."""
 
 
 class LostRequest(Detector[Judgement]):
@@ -34,7 +35,7 @@ class LostRequest(Detector[Judgement]):
     position = 292
 
     heartbeats = Threshold(
-        5, "heartbeats", "events and heartbeats of a busy engine differ for milliseconds, not at so many in a row"
+        5, "heartbeats", "events and heartbeats of a busy engine differ for one pass, not for so many in a row"
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -50,7 +51,7 @@ class LostRequest(Detector[Judgement]):
         count = round(settings(self.heartbeats))
         missing = self._missing(ledger, count)
         if missing > 0:
-            since = list(ledger.beats.queue_lengths)[-count][0]
+            since = list(ledger.beats.queue_lengths)[-count].at_ns
             candidates = _unmoved(ledger, living, since)
             if len(candidates) >= missing:
                 named = candidates if len(candidates) == missing else []
@@ -61,15 +62,13 @@ class LostRequest(Detector[Judgement]):
         heartbeats.
         """
         beats = list(ledger.beats.queue_lengths)[-heartbeats:]
-        if len(beats) < heartbeats or ledger.state.damaged or _in_one_step(ledger, beats[0][0]):
+        if len(beats) < heartbeats or ledger.state.damaged or not ledger.points:
             return 0
-        latest = islice(reversed(ledger.points), MOST_LATEST_POINTS)
-        points = [point for point in latest if point.at_ns >= beats[0][0] - POINTS_AROUND_NS]
-        least = 1 << 30
-        for at_ns, queued in beats:
-            near = [p.running + p.waiting for p in points if abs(p.at_ns - at_ns) <= POINTS_AROUND_NS]
-            least = min(least, min(near, default=queued) - queued)
-        return least
+        if _unfinished(ledger.points[-1]) <= beats[-1].requests:
+            return 0
+        since = beats[0].at_ns - POINTS_AROUND_NS
+        points = list(takewhile(lambda point: point.at_ns >= since, reversed(ledger.points)))[::-1]
+        return min(_fewest_unfinished(points, beat) - beat.requests for beat in beats)
 
     def _judged(self, ledger: EngineLedger, lost: list[RequestState], count: int, since: int, exact: bool) -> Judgement:
         """since: when they were in no queue at the latest. Before that a request may have run like any other."""
@@ -121,11 +120,24 @@ class LostRequest(Detector[Judgement]):
         )
 
 
-def _in_one_step(ledger: EngineLedger, since_wall_ns: int) -> bool:
-    """Return whether one step has been in flight all the time since then: it is reported at its end who ended in it."""
-    beat = ledger.state.heartbeat
-    in_flight = beat is not None and beat.step_in_flight >= 0
-    return in_flight and ledger.wall(ledger.beats.other_step_ns) < since_wall_ns
+def _fewest_unfinished(points: list[Point], beat: QueueLength) -> int:
+    """Return the ledger's unfinished requests at this heartbeat, without those whose end was not reported by then.
+
+    A pass that waits for its step reports at the step's end which requests it had taken from the queues before.
+    """
+    counts = [_unfinished(point) for point in points if abs(point.at_ns - beat.at_ns) <= POINTS_AROUND_NS]
+    if beat.in_step:
+        reports = (
+            _unfinished(before) - (report.finished_requests - before.finished_requests)
+            for before, report in pairwise(points)
+            if report.at_ns > beat.at_ns and report.steps > before.steps
+        )
+        counts.extend(islice(reports, 1))
+    return min(counts, default=beat.requests)
+
+
+def _unfinished(point: Point) -> int:
+    return point.running + point.waiting
 
 
 def _unmoved(ledger: EngineLedger, living: Living, since_wall_ns: int) -> list[RequestState]:
