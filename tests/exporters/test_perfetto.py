@@ -239,7 +239,7 @@ def test_a_folder_that_is_not_there_and_a_stream_that_is_silent(
 ) -> None:
     recording = str(recording_of(preempting_lab(), tmp_path / "recording"))
     assert cli.main(["export", recording, str(tmp_path / "none" / "trace")]) == 2
-    assert "name another file" in capsys.readouterr().err
+    assert "Name another file" in capsys.readouterr().err
     assert cli.main(["export", f"ipc://{tmp_path}/silent", str(tmp_path / "trace"), "--timeout", "0.2"]) == 3
     assert "no message arrived" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"recording"}

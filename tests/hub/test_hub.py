@@ -60,6 +60,7 @@ def start_all(pool: ThreadPoolExecutor) -> None:
 
 def test_the_fleet_shows_the_engine_with_its_harm_its_place_and_its_agent(watched: tuple[Service, Hub]) -> None:
     service, hub = watched
+    until(lambda: hub.query.fleet_overview().engines[0].harm != "none", "the harm at the hub")
     (line,) = hub.query.fleet_overview().engines
     (own,) = service.watch.engines()
     assert (line.engine, line.agent, line.zone, line.node) == (own.engine, "agent.1", "zone-b", "gpu-7")

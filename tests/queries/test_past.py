@@ -304,5 +304,5 @@ def test_an_engine_that_only_history_knows(tmp_path: Path) -> None:
     assert watch.retained_blocks(engine).is_complete
     with pytest.raises(NotKnown, match=f"no engine 'x' here; there are: {engine}"):
         watch.block_map("x")
-    with pytest.raises(NotKnown, match="of no engine"):
+    with pytest.raises(NotKnown, match="no engine has a stored state"):
         watch.engines(timestamp(truth.now_ns + 10**12) or "")
