@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,42 +42,38 @@ class OneTarget:
         return [ENGINE] if self.found else []
 
 
-def test_what_is_found_before_the_engine_is_known_to_be_ones_own_is_sent_after_the_next_renewal(tmp_path: Path) -> None:
+@contextmanager
+def sharing(tmp_path: Path, share: OneTarget) -> Iterator[BusLink]:
+    """The link of an agent that shares engines. At the end, its one finding is in the stream, firing."""
     with one_server(tmp_path / "nats") as server:
         config = bus_config_of([server], share=True)
         set_up(config)
-        share = OneTarget()
         link = BusLink(config, Pipeline(), share=share)
-        link.start()
         try:
-            until(lambda: share.reads, "the lease is held")
-            link.put(AlertMessages().fire(1))
-            assert link.spool.holds_back()
+            yield link
             assert stored_findings(config) == []
             share.found = True
             until(lambda: link.spool.messages == 0, "it is sent")
         finally:
             link.stop()
         assert [each.transition.to for each in stored_findings(config)] == ["firing"]
+
+
+def test_what_is_found_before_the_engine_is_known_to_be_ones_own_is_sent_after_the_next_renewal(tmp_path: Path) -> None:
+    share = OneTarget()
+    with sharing(tmp_path, share) as link:
+        link.start()
+        until(lambda: share.reads, "the lease is held")
+        link.put(AlertMessages().fire(1))
+        assert link.spool.holds_back()
 
 
 def test_what_could_not_be_sent_before_the_lease_ended_waits_for_the_next_one(tmp_path: Path) -> None:
-    with one_server(tmp_path / "nats") as server:
-        config = bus_config_of([server], share=True)
-        set_up(config)
-        share = OneTarget()
-        link = BusLink(config, Pipeline(), share=share)
+    with sharing(tmp_path, OneTarget()) as link:
         (found,) = AlertMessages().fire(1)
-        link.spool.put([finding_message(found, config.agent)])
+        link.spool.put([finding_message(found, link.config.agent)])
         link.start()
-        try:
-            until(link.spool.holds_back, "it is held back")
-            assert stored_findings(config) == []
-            share.found = True
-            until(lambda: link.spool.messages == 0, "it is sent")
-        finally:
-            link.stop()
-        assert [each.transition.to for each in stored_findings(config)] == ["firing"]
+        until(link.spool.holds_back, "it is held back")
 
 
 def test_a_finding_that_arrived_after_its_agent_lost_the_lease_ends(tmp_path: Path) -> None:

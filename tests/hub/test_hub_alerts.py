@@ -107,47 +107,29 @@ def test_a_receiver_that_is_new_gets_what_fires_and_nothing_that_is_over(server:
         assert ids_of(received) == {still: 1}
 
 
-class HubWithoutServer(HubAlerts):
-    """The alerts of a hub that holds the lease, fed by hand. Its receiver is never reached."""
-
-    def __init__(self) -> None:
-        link = FleetLink(BusConfig(("nats://127.0.0.1:1",), agent="hub-1"))
-        link._caught_up = dict.fromkeys(link._caught_up, True)
-        super().__init__(AlertsConfig(("http://127.0.0.1:1/alerts",), allow_private=True), link)
-        self.transitions = AlertMessages()
-        self.taken: list[str] = []
-
-    def take_next(self) -> None:
-        (transition,) = self.transitions.fire(1_000, CODES[0], engine=f"tiny@{len(self.taken)}")
-        message = finding_message(transition, "agent")
-        self.taken.append(message.id)
-        self.take(message, StreamMessage(len(self.taken), "", b"", False, 0, 0.0))
-
-    def hold_after(self, sent: dict[str, SentUpTo]) -> None:
-        """Hold the lease behind a hub that sent this."""
-        self._lease.written(self._lease.to_write(sent, []), 1, time.monotonic())
-
-    async def turn(self) -> None:
-        await self._turn(cast("JetStreamContext", None))
-
-    def waiting(self) -> set[str]:
-        assert self.alerts is not None
-        return set(self.alerts.outbox.pending_ids(self.alerts.receivers[0].name))
-
-
 def test_a_hub_that_reads_behind_the_last_holder_sends_nothing_again() -> None:
-    hub = HubWithoutServer()
+    link = FleetLink(BusConfig(("nats://127.0.0.1:1",), agent="hub-1"))
+    link._caught_up = dict.fromkeys(link._caught_up, True)
+    hub = HubAlerts(AlertsConfig(("http://127.0.0.1:1/alerts",), allow_private=True), link)
     receiver_name = Alerts(hub._config, lambda: False).receivers[0].name
-    hub.take_next()
-    hub.hold_after({receiver_name: SentUpTo(2, [4])})
-    asyncio.run(hub.turn())
+    transitions = AlertMessages()
+    messages = [
+        finding_message(*transitions.fire(1_000, CODES[0], engine=f"tiny@{number}"), agent="agent")
+        for number in range(5)
+    ]
+
+    def take(first: int, after: int) -> None:
+        for number in range(first, after):
+            hub.take(messages[number], StreamMessage(number + 1, "", b"", False, 0, 0.0))
+
+    take(0, 1)
+    hub._lease.written(hub._lease.to_write({receiver_name: SentUpTo(2, [4])}, []), 1, time.monotonic())
+    asyncio.run(hub._turn(cast("JetStreamContext", None)))
     assert hub.alerts is not None
-    for _ in range(4):
-        hub.take_next()
-    sent_before = hub._sent(hub.alerts, receiver_name)
+    assert hub._sent(hub.alerts, receiver_name) == SentUpTo(2)
+    take(1, 5)
     hub._feed(hub.alerts)
-    assert hub.waiting() == {hub.taken[2], hub.taken[4]}
-    assert sent_before == SentUpTo(2)
+    assert set(hub.alerts.outbox.pending_ids(receiver_name)) == {messages[2].id, messages[4].id}
     assert hub._sent(hub.alerts, receiver_name) == SentUpTo(2, [4])
     hub.close()
 
