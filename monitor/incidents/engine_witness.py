@@ -88,7 +88,8 @@ class EngineWitness:
         self._ended_s_of: dict[int, float] = {}
         """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
-        """Requests that ended in a pass since the last step was planned, if they were most of those that ran, and when.
+        """Requests that ended in one pass, if they were most of those that ran, and when. Forgotten once a request had to
+        wait, or as many run again.
         """
         self._cap = engine.config.max_num_seqs
         self._being_written: dict[int, dict[int, int]] = {}
@@ -190,7 +191,8 @@ class EngineWitness:
             return
         if self._ended and len(scheduler.waiting):
             self.waste.add("ended-together", self._ended_s, self._ended)
-        self._ended = 0
+        if len(scheduler.waiting) or len(scheduler.running) >= self._ended:
+            self._ended = 0
         self._steps_open += 1
         for share in plan.shares:
             self.tokens_computed += share.num_tokens

@@ -114,7 +114,8 @@ class SecondTruth:
         waiting = len(account.waiting)
         if self._ended >= 2 and 2 * self._ended > self._ended_of and waiting:
             self._note("ended-together", self._ended_s, self._ended)
-        self._ended = 0
+        if waiting or len(account.running) >= self._ended:
+            self._ended = 0
         running = [account.requests[number] for number in account.running]
         self._note_starved()
         self._left_out = []

@@ -67,6 +67,9 @@ class VllmWitness:
         self._outputs_before: dict[str, int] = {}
         self._blocked: tuple[str, int, int] | None = None
         self._ended, self._ended_s = 0, 0.0
+        """Requests that ended in one step, if they were most of those that ran, and when. Forgotten once a request had to
+        wait, or as many run again.
+        """
         self._held = 0
         self._released_s: dict[int, float] = {}
         """By block, the last time that a reference to it was dropped."""
@@ -179,9 +182,11 @@ class VllmWitness:
         if not plan.total_num_scheduled_tokens:
             return
         self.tokens_computed += plan.total_num_scheduled_tokens
-        if self._ended and self._plain_waiting(1):
+        waits = bool(self._plain_waiting(1))
+        if self._ended and waits:
             self.waste.add("ended-together", self._ended_s, self._ended)
-        self._ended = 0
+        if waits or len(self.vllm.running) >= self._ended:
+            self._ended = 0
         for name, count in plan.num_scheduled_tokens.items():
             self._admitted(name, requests[name].num_computed_tokens - count)
         self._starved(plan, now_s)
