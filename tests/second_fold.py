@@ -100,8 +100,10 @@ class SecondFold:
                 holders.remove(PINS)
                 if PINS not in holders:
                     self._undefer(PINS, [block])
-            elif event.kind == Kind.RECLAIMED and holders:
-                self._undefer(holders.pop(0), [block])
+            elif event.kind == Kind.RECLAIMED and any(holder != PINS for holder in holders):
+                former = next(holder for holder in holders if holder != PINS)
+                holders.remove(former)
+                self._undefer(former, [block])
 
     def _connector_ends(self, number: int) -> None:
         if self.keepers.get(number) == Holder.CONNECTOR:

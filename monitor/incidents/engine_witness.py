@@ -88,8 +88,9 @@ class EngineWitness:
         self._ended_s_of: dict[int, float] = {}
         """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
-        """Requests that ended in one pass, if they were most of those that ran, and when. Forgotten once a request had to
-        wait, or as many run again.
+        """Requests that ended in one pass, if they were most of those that ran, and when.
+
+        They are forgotten once a request had to wait, or as many run again.
         """
         self._cap = engine.config.max_num_seqs
         self._being_written: dict[int, dict[int, int]] = {}
@@ -101,8 +102,8 @@ class EngineWitness:
         self._waiting_fetches: tuple[int, set[int]] = 0, set()
         """How often the connector had been asked at the last look, and whose fetches had ended then and were not taken.
         """
-        self._brought: set[int] = set()
-        """Requests whose fetch has ended, until the engine takes it in."""
+        self._brought: dict[int, float] = {}
+        """By request whose fetch has ended, when, until the engine takes it in."""
         self._steps_open = 0
         """Steps that were planned and have not ended."""
         self._copied: set[int] = set()
@@ -150,6 +151,7 @@ class EngineWitness:
             self.busy_s += passed_s
             self.request_s += passed_s * present
             self._lost_in_queue(passed_s)
+            self._passes_over_fetches(passed_s)
         self._planned_s, self._passed_s = now_s, passed_s
         self._preempted_in_pass, self._ran_before = 0, len(scheduler.running)
 
@@ -381,7 +383,7 @@ class EngineWitness:
         if isinstance(connector, HostConnector):
             _tap_before(connector, "_copy_out", lambda copy: self._copied.add(copy.request))
             _tap_after(connector, "completed", self._copied.difference_update)
-            _tap_before(connector, "_copy_in", lambda fetch: self._brought.add(fetch.request))
+            _tap_before(connector, "_copy_in", self._fetch_ends)
             self.engine.time.every(ASKED_EVERY_S, lambda: self._asks(connector))
             self.engine.time.every(ASKED_EVERY_S, lambda: self._takes_fetches(connector))
             _tap_after(connector, "loaded", lambda ended: self._pins_remain(connector) if ended else None)
@@ -414,16 +416,29 @@ class EngineWitness:
             self.waste.add("fetched-while-asleep", since_s, len(late) * ASKED_EVERY_S, names)
         self._waiting_fetches = connector.polls, still
 
+    def _passes_over_fetches(self, passed_s: float) -> None:
+        """Note fetches that had ended before the last pass, which did not take them in."""
+        connector = self.engine.connector
+        if not (self._brought and isinstance(connector, HostConnector) and connector.num_fetched):
+            return
+        late = sorted(number for number, ended_s in self._brought.items() if ended_s < self._planned_s)
+        if late:
+            names = [self.names[number] for number in late]
+            self.waste.add("fetched-and-passed-over", self._planned_s, len(late) * passed_s, names)
+
+    def _fetch_ends(self, fetch: Any) -> None:
+        self._brought[fetch.request] = self.now_s
+
     def _fetch_begins(self, load: KVLoad) -> None:
         digests = load.request.digests[load.first : load.first + len(load.blocks)]
         self._fetched_keys[load.request.number] = Counter(digests)
-        self._brought.discard(load.request.number)
+        self._brought.pop(load.request.number, None)
 
     def _fetches_ended(self, ended: list[tuple[int, bool]]) -> None:
         for number, _ in ended:
             self.moved_s[number] = self.now_s
             self._fetched_keys.pop(number, None)
-            self._brought.discard(number)
+            self._brought.pop(number, None)
 
     def _pins_remain(self, connector: HostConnector) -> None:
         """Note pins beyond those of fetches that go on: their own fetch has ended, however many others have not."""

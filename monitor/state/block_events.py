@@ -208,11 +208,13 @@ def _fold_reclaimed(
     state: EngineState, _group: int, number: int, blocks: list[int], args: list[int], _samples: ResidencySamples
 ) -> None:
     for block in blocks:
-        former = state.detached.get(block)
-        if not former:
+        former = state.detached.get(block, [])
+        released = next((holder for holder in former if holder != PINS), PINS)  # a pin ends with its own event
+        if released == PINS:
             state.anomaly("reclaimed though never detached", block, number, "")
             continue
-        _end_deferral(state, former.pop(0), block)
+        former.remove(released)
+        _end_deferral(state, released, block)
         if not former:
             del state.detached[block]
         _drop_reference(state, block)

@@ -48,6 +48,10 @@ def test_two_missing_terms_are_bounded_by_what_is_left() -> None:
         assert (found[name].high or 0) == pytest.approx(3.0 * GIB, abs=0.02 * GIB)
 
 
+def test_a_term_that_is_stated_as_zero_is_zero() -> None:
+    assert terms_of(False, memory_graphs_gib=0.0)["graphs"].low == 0
+
+
 def test_graphs_that_are_counted_share_the_rest_and_others_come_on_top() -> None:
     figures = {"memory_total_gib": 24.0, "memory_requested_gib": 20.0, "memory_weights_gib": 8.0}
     figures |= {"memory_activations_gib": 2.0, "memory_non_torch_gib": 0.5, "available_kv_cache_gib": 9.0}

@@ -167,6 +167,11 @@ def test_requests_starved_by_blocks_that_nobody_runs_with_are_a_leak() -> None:
     assert likely(as_metrics(idle_with(0.97, 20, waiting=8))) == []
 
 
+def test_two_scrapes_a_minute_apart_show_starved_requests() -> None:
+    first, *_, last = as_metrics([moment for moment in idle_with(0.97, 70, waiting=8) if not moment.running])
+    assert likely([first, last]) == [FINISHED_HELD]
+
+
 def stands_full(seconds: int, deferred: int = 3) -> list[Moment]:
     """Nothing runs or moves in a full pool, 110 requests wait, and so many of them for something other than room."""
     return idle_with(0.99, seconds, waiting=110, deferred=deferred)
@@ -280,6 +285,7 @@ def test_few_short_requests_that_end_between_two_scrapes_are_not_in_lock_step(fi
 def test_few_requests_that_ran_for_long_and_end_together_are() -> None:
     assert likely(as_metrics(ends(4, 600.0, 1))) == [LOCKSTEP]
     assert likely(as_metrics(every(ends(4, 600.0, 4), 5))) == [LOCKSTEP]
+    assert LOCKSTEP not in codes(as_metrics(ends(3, 600.0, 1)))
 
 
 # -------------------------------------------------------------------- F4, F5: one long step, and pauses

@@ -18,7 +18,7 @@ from kvscope.monitor.events.wire import Run
 from tests.incidents.cache_memory import CacheMemory
 from tests.incidents.raw_account import NATURAL, RawAccount, RawRequest
 
-BY_HAND: Final = frozenset(("sent-while-asleep", "fetched-while-asleep"))
+BY_HAND: Final = frozenset(("sent-while-asleep", "fetched-while-asleep", "fetched-and-passed-over"))
 """Kinds that events do not decide: when another engine has read the blocks, or an engine fell asleep, is no event."""
 MemoryBreakdown = namedtuple("MemoryBreakdown", SCHEMA[Kind.MEMORY].args)  # type: ignore[misc]
 STOOD_STILL_S: Final = 30.0

@@ -48,6 +48,7 @@ from tests.probes import vllm_python
 
 TESTS: Final = (
     *("tests/detectors", "tests/analysis", "tests/ledger", "tests/state", "tests/doctor", "tests/queries"),
+    *("tests/plugins/test_plugins.py", "tests/publishing"),
     *(
         "tests/test_findings.py",
         "tests/test_finding_continuity.py",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Cause, EngineMode, Layer, Release, Status
+from kvscope.monitor.events.kinds import Cause, EngineMode, Holder, Layer, Release, Status
+from kvscope.monitor.events.wire import PINS
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.publishing.packer import Packer, Vitals
 from kvscope.monitor.state import keyframe_codec
@@ -61,6 +62,22 @@ def test_a_cached_idle_block_that_is_pinned_twice_is_in_use_until_both_pins_are_
     engine.log.unpinned([5])
     state = engine.state()
     assert (state.used, state.cached_idle) == (0, 1)
+
+
+def test_the_end_of_a_fence_leaves_an_older_pin_in_place() -> None:
+    engine = Engine()
+    engine.run(1, [3, 4])
+    engine.log.pinned([3])
+    engine.log.finished(1, Status.FINISHED_ABORTED)
+    engine.log.free_deferred(1, [3, 4], Holder.FENCE, fence=7)
+    engine.log.detached(1, [3, 4])
+    engine.log.reclaimed([3, 4], Release.ABORTED)
+    state = engine.state()
+    assert (state.refs[3], state.refs[4], state.detached) == (1, 0, {3: [PINS]})
+    assert [deferral.holder for deferral in state.deferrals.values()] == [Holder.PIN]
+    engine.log.reclaimed([3], Release.ABORTED)
+    state = engine.state()
+    assert (state.refs[3], state.detached) == (1, {3: [PINS]})
 
 
 @pytest.mark.parametrize("progress", [False, True])

@@ -67,8 +67,9 @@ class VllmWitness:
         self._outputs_before: dict[str, int] = {}
         self._blocked: tuple[str, int, int] | None = None
         self._ended, self._ended_s = 0, 0.0
-        """Requests that ended in one step, if they were most of those that ran, and when. Forgotten once a request had to
-        wait, or as many run again.
+        """Requests that ended in one step, if they were most of those that ran, and when.
+
+        They are forgotten once a request had to wait, or as many run again.
         """
         self._held = 0
         self._released_s: dict[int, float] = {}

@@ -43,6 +43,7 @@ WasteKind = Literal[
     "kept-until-lease",
     "sent-while-asleep",
     "fetched-while-asleep",
+    "fetched-and-passed-over",
     "outer-pin",
     "freed-twice",
     "handed-out-in-use",
@@ -94,7 +95,7 @@ class ObservedWaste(msgspec.Struct):
     """The observed waste of one kind: first and last time, how much (in the kind's unit), which requests and blocks.
 
     Units: tokens for recomputed, in-vain, missed and flushed. Request-seconds for head-of-line, queued, capped,
-    starved and fetched-while-asleep. Bytes for memory. A count for the rest.
+    starved, fetched-while-asleep and fetched-and-passed-over. Bytes for memory. A count for the rest.
     """
 
     kind: WasteKind

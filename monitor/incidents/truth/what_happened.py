@@ -25,7 +25,14 @@ SIZED_BY_TOKENS: Final = frozenset(
     )
 )
 SIZED_BY_REQUEST_SECONDS: Final = frozenset(
-    ("head-of-line", "queued-for-blocks", "decode-starved", "capped-after-preemption", "fetched-while-asleep")
+    (
+        "head-of-line",
+        "queued-for-blocks",
+        "decode-starved",
+        "capped-after-preemption",
+        "fetched-while-asleep",
+        "fetched-and-passed-over",
+    )
 )
 SIZED_BY_BYTES: Final = frozenset(
     ("pool-smaller-than-planned", "graphs-outgrew", "graphs-overreserved", "advice-wrong", "memory-unnamed")
