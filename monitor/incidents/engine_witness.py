@@ -268,10 +268,10 @@ class EngineWitness:
         before, before_s = self._lost.get(number, (0, now_s))
         self._lost[number] = max(before, victim.num_computed_tokens), before_s
         outputs = len(victim.output_token_ids)
-        if outputs == self._outputs_before.get(number, 0) and victim.num_computed_tokens:
-            self.waste.add("preempted-in-vain", now_s, victim.num_computed_tokens, (victim.id,))
         if victim is beneficiary:
             self.waste.add("preempted-for-itself", now_s, victim.num_computed_tokens, (victim.id,))
+        elif outputs == self._outputs_before.get(number, 0) and victim.num_computed_tokens:
+            self.waste.add("preempted-in-vain", now_s, victim.num_computed_tokens, (victim.id,))
         self._outputs_before[number] = outputs
         if victim is not beneficiary and self.engine.manager.num_fenced:
             self.waste.add("preempted-behind-fence", now_s, victim.num_computed_tokens, (victim.id,))

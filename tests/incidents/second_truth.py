@@ -177,7 +177,8 @@ class SecondTruth:
         computed = max(request.computed, event.args[3])
         lost, lost_s = self._lost.get(number, (0, account.now_s))
         self._lost[number] = max(lost, computed), lost_s
-        if request.outputs == self._outputs_before[number] and computed:
+        in_vain = request.outputs == self._outputs_before[number] and computed and beneficiary != number
+        if in_vain:
             self._note("preempted-in-vain", account.now_s, computed, [number])
         self._outputs_before[number] = request.outputs
         if beneficiary == number:

@@ -198,7 +198,8 @@ class VllmWitness:
         client = (client_name(name),)
         lost, lost_s = self._lost.get(name, (0, now_s))
         self._lost[name] = max(lost, before.computed), lost_s
-        if before.outputs == self._outputs_before.get(name, 0) and before.computed:
+        for_itself = name == self._refused  # it was refused, and nothing else was left to preempt
+        if before.outputs == self._outputs_before.get(name, 0) and before.computed and not for_itself:
             self.waste.add("preempted-in-vain", now_s, before.computed, client)
         self._outputs_before[name] = before.outputs
         if getattr(self.vllm, "deferred_frees", ()):

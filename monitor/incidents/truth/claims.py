@@ -56,7 +56,7 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Work done twice, and time lost.
     "recomputed-after-preemption": Claim("sizing.kv-too-small"),
     "preempted-in-vain": Claim("thrash.preemption", PREEMPTIONS_COST),
-    "preempted-for-itself": Claim("", ("stuck.self-preempt", *PREEMPTIONS_COST)),
+    "preempted-for-itself": Claim("", ("stuck.self-preempt", "thrash.preemption", *PREEMPTIONS_COST)),
     "preempted-behind-fence": Claim("thrash.cascade", PREEMPTIONS_COST),
     "preempted-all": Claim("collapse.preempt-all", PREEMPTIONS_COST),
     "capped-after-preemption": Claim("thrash.after-retract"),
