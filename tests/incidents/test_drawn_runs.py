@@ -137,20 +137,25 @@ def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: 
     assert (sound.unfinished, sound.kept) == ([], [])
 
 
-TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH = 24, 246
-"""Runs of seed 20261125, each fault in turn: a fetch ends while the engine sleeps, and only the next request wakes it,
-and the pins of a fetch outlive it while others are fetched.
+TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH, PASSED_OVER = (24, 20261125), (246, 20261125), (24, 20261202)
+"""Runs of each fault in turn, with their seed. A fetch ends while the engine sleeps: only the next request wakes it.
+The pins of a fetch outlive it while others are fetched. A fetch ends, and the engine, which is busy, is not told.
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "since_s"),
-    [(TAKEN_IN_LATE, "fetched-while-asleep", 562), (PINNED_BESIDE_A_FETCH, "outer-pin", 612)],
+    ("run", "kind", "since_s"),
+    [
+        (TAKEN_IN_LATE, "fetched-while-asleep", 562),
+        (PINNED_BESIDE_A_FETCH, "outer-pin", 612),
+        (PASSED_OVER, "fetched-and-passed-over", 122),
+    ],
 )
 def test_harms_of_fetches_begin_with_the_fetch_that_they_concern(
-    number: int, kind: str, since_s: int, tmp_path: Path
+    run: tuple[int, int], kind: str, since_s: int, tmp_path: Path
 ) -> None:
-    draw = draw_run(number, 20261125, fault_in_turn(number))
+    number, seed = run
+    draw = draw_run(number, seed, fault_in_turn(number))
     harms = {harm.kind: harm for harm in decide(end_of_draw(draw, tmp_path / "faulty"))}
     assert harms[kind].since_s == pytest.approx(since_s, abs=1)
     assert kind not in {harm.kind for harm in decide(end_of_draw(replace(draw, faults=()), tmp_path / "sound"))}
@@ -208,6 +213,14 @@ def test_none_wait_behind_a_head_that_no_pool_could_hold() -> None:
     assert "head-of-line" not in {harm.kind for harm in decide(beyond)}
     held_back = ended(small(load=load, engine={"num_gpu_blocks_override": 131}))
     assert "head-of-line" in {harm.kind for harm in decide(held_back)}
+
+
+@pytest.mark.parametrize(("places", "queues"), [(6, True), (8, False)])
+def test_a_wave_counts_as_ended_together_if_some_of_the_next_must_wait(places: int, queues: bool) -> None:
+    waves = (0.1,) * 6 + (6.0,) + (9.0,) * 8  # after the first wave one of its clients is back before the others
+    load = (Clients("w", times=waves, until_s=20, prompt=(24, 24), output=(20, 20)),)
+    end = ended(small(load=load, engine={"max_num_seqs": places}))
+    assert [harm.since_s < 9 for harm in decide(end) if harm.kind == "ended-together"] == [True] * queues
 
 
 def test_preemptions_are_work_done_twice() -> None:
