@@ -27,6 +27,7 @@ for release in "$@"; do
     .venv-vllm/bin/python -m zipfile --extract "$releases"/vllm-"$release"-*.whl "$releases/$release"
     find "$releases/$release" -name '*.so' -delete
     rm "$releases"/vllm-"$release"-*.whl
+    rm -r "$releases/$release"/vllm-*.dist-info # its version is that of a build for CUDA, and vLLM then finds no device
     pip install --no-deps --target "$releases/deps" diskcache==5.6.3 gguf==0.19.0
 done
 touch .venv-vllm/.ready
