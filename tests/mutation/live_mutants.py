@@ -9,6 +9,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from kvscope.monitor.detectors.thresholds import Threshold
 from tests.mutation.mutant_sites import Mutant, mutated_tree
 
 
@@ -19,7 +20,7 @@ class NotApplied(Exception):
 def apply(mutant: Mutant) -> None:
     """Change the living module. Raises NotApplied."""
     if mutant.value is not None:
-        _object_of(mutant.module, mutant.function).value = mutant.value
+        threshold_of(mutant).value = mutant.value
         return
     function = function_of(mutant)
     source = function.__code__.co_filename
@@ -35,6 +36,14 @@ def apply(mutant: Mutant) -> None:
 def function_of(mutant: Mutant) -> FunctionType:
     """Return the living function of a mutant. Raises NotApplied."""
     return _unwrapped(_object_of(mutant.module, mutant.function))
+
+
+def threshold_of(mutant: Mutant) -> Threshold:
+    """Return the living threshold of a mutant. Raises NotApplied."""
+    found = _object_of(mutant.module, mutant.function)
+    if not isinstance(found, Threshold):
+        raise NotApplied(repr(found))
+    return found
 
 
 def _object_of(module: str, name: str) -> Any:

@@ -29,7 +29,7 @@ import msgspec
 import pytest
 
 from tests.mutation.called_functions import place_of
-from tests.mutation.live_mutants import NotApplied, function_of
+from tests.mutation.live_mutants import NotApplied, function_of, threshold_of
 from tests.mutation.mutant_fork import MutantFork, next_ended
 from tests.mutation.mutant_results import (
     LEAST_KILLED,
@@ -65,13 +65,14 @@ VLLM_TESTS: Final = (
 )
 """Those whose runs need vLLM's scheduler and no server."""
 FOLDERS: Final = tuple(f"/{place}" for places in AREAS.values() for place in places)  # imported by links in kvscope/
+UNMARKED: Final = "not slow and not prove"
 MOST_TESTS_S: Final = 45.0
 """CPU time of the tests that a mutant is given. One of the probe has those with vLLM besides."""
 
 
 def record(tests: Sequence[str], forks: VllmForks | None) -> ReachedFunctions:
     """Return what the tests reach. Forks of this process run them."""
-    found = in_a_fork(lambda: record_reach([*tests, "-m", "not slow and not prove"], FOLDERS))
+    found = in_a_fork(lambda: record_reach([*tests, "-m", UNMARKED], FOLDERS))
     if forks is not None:
         more = in_a_fork(lambda: record_with_vllm(forks))
         found.seconds |= more.seconds
@@ -113,8 +114,9 @@ def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
         if place == file or (file[-1] == ":" and place.startswith(file))
         for test in tests
     }
-    chosen, spent = [], 0.0
-    for test in _in_order(names.difference(VLLM_TESTS), mutant.module.rpartition(".")[2], reached.seconds):
+    chosen: list[str] = []
+    spent = 0.0
+    for test in _in_order(names.difference(VLLM_TESTS), _words_of(mutant), reached.seconds):
         spent += reached.seconds[test]
         if spent > MOST_TESTS_S and chosen:
             break
@@ -123,21 +125,29 @@ def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
     return [*chosen, *(test for test in with_vllm if test in names)]
 
 
-def _in_order(tests: Iterable[str], stem: str, seconds: dict[str, float]) -> list[str]:
+def _words_of(mutant: Mutant) -> tuple[str, ...]:
+    """Return the words by one of which a test's file names what is mutated."""
+    stem = mutant.module.rpartition(".")[2]
+    if mutant.value is None:
+        return stem, stem.replace("_", "-")
+    return (threshold_of(mutant).name.rpartition(".")[0],)
+
+
+def _in_order(tests: Iterable[str], words: tuple[str, ...], seconds: dict[str, float]) -> list[str]:
     of_file: Counter[str] = Counter()
     ranks = {}
     for test in sorted(tests, key=lambda one: (seconds[one], one)):
         file = test.partition("::")[0]
-        ranks[test] = (not _mentions(file, stem), of_file[file], seconds[test])
+        ranks[test] = (not _mentions(file, words), of_file[file], seconds[test])
         of_file[file] += 1
     return sorted(ranks, key=lambda one: ranks[one])
 
 
 @functools.cache
-def _mentions(file: str, stem: str) -> bool:
-    """Whether a file has the name of a module, or the code of its finding, in it."""
+def _mentions(file: str, words: tuple[str, ...]) -> bool:
+    """Whether a file has one of the words in it."""
     text = (ROOT / file).read_text()
-    return stem in text or stem.replace("_", "-") in text
+    return any(word in text for word in words)
 
 
 def warm_up(tests: Sequence[str]) -> None:
@@ -192,6 +202,9 @@ def run_all(parsed: argparse.Namespace) -> list[MutantResult]:
         with contextlib.redirect_stdout(sys.stderr):
             if parsed.reach and parsed.reach.exists():
                 reached = msgspec.json.decode(parsed.reach.read_bytes(), type=ReachedFunctions)
+                if parsed.renew:
+                    again = in_a_fork(lambda: record_reach([*parsed.renew, "-m", UNMARKED], FOLDERS))
+                    reached = reached.renewed(parsed.renew, again)
             else:
                 reached = record(parsed.tests, forks)
             warm_up(parsed.tests)
@@ -217,6 +230,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="how many at once (2)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="a file of results, one JSON object a line")
     parser.add_argument("--reach", type=Path, metavar="FILE", help="what tests reach: read if there, else written")
+    parser.add_argument("--renew", nargs="+", default=[], metavar="FILE", help="with --reach: record these tests again")
     parsed = parser.parse_args()
     began = time.monotonic()
     results = run_all(parsed)

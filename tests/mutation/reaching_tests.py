@@ -22,6 +22,16 @@ class ReachedFunctions(msgspec.Struct):
     tests: dict[str, list[str]] = {}
     seconds: dict[str, float] = {}
 
+    def renewed(self, files: Sequence[str], again: ReachedFunctions) -> ReachedFunctions:
+        """Return it with what the tests of `files` reach taken from a newer record."""
+        tests = {
+            place: [name for name in names if name.partition("::")[0] not in files]
+            for place, names in self.tests.items()
+        }
+        for place, names in again.tests.items():
+            tests[place] = sorted([*tests.get(place, ()), *names])
+        return ReachedFunctions(tests, self.seconds | again.seconds)
+
 
 class ReachRecorder:
     """The plugin: notes the functions of `folders` that each test calls, here and in vLLM's forks."""

@@ -19,7 +19,7 @@ from tests.mutation.mutant_results import MutantResult, digest, read_results, sh
 from tests.mutation.mutant_sample import AREAS, ROOT, path_of, sample
 from tests.mutation.mutant_sites import mutants_of, mutated_tree
 from tests.mutation.mutation_run import in_a_fork
-from tests.mutation.reaching_tests import record_reach
+from tests.mutation.reaching_tests import ReachedFunctions, record_reach
 from tests.mutation.review_mutants import REVIEW_MUTANTS
 from tests.probes.vllm_python import needs_vllm
 
@@ -144,6 +144,14 @@ def test_a_test_that_fails_without_a_mutant_is_not_among_those_that_reach_a_func
     }
     assert reaching["planted_rule.py:2"] == {"test_weak", "test_strong"}
     assert reaching["planted_rule.py:5"] == {"test_drained", "test_in_a_thread"}
+
+
+def test_a_newer_record_of_a_file_replaces_the_older() -> None:
+    older = ReachedFunctions({"a:1": ["t.py::old", "u.py::kept"]}, {"t.py::old": 1.0, "u.py::kept": 2.0})
+    newer = ReachedFunctions({"a:1": ["t.py::new"], "b:2": ["t.py::new"]}, {"t.py::new": 3.0})
+    found = older.renewed(["t.py"], newer)
+    assert found.tests == {"a:1": ["t.py::new", "u.py::kept"], "b:2": ["t.py::new"]}
+    assert found.seconds["u.py::kept"] == 2.0
 
 
 def test_a_result_holds_while_its_module_is_the_same() -> None:
