@@ -131,6 +131,16 @@ def test_a_full_rank_beside_one_with_room_is_named_with_the_counts() -> None:
     assert (two.engine, value(two, "full_ranks")) == ("m@h:1/0", 2)
 
 
+def test_unequal_ranks_are_shown_as_their_last_samples_have_them() -> None:
+    observer = unequal((9, 1.0, 0), (0, 0.1, 0), samples=2)
+    last = [("m@h:1/0", 7, 0.96), ("m@h:1/1", 0, 0.4)]
+    observer.watch.feed([Sample(name, "2", 1_030_000_000_000, 4, waiting, usage=use) for name, waiting, use in last])
+    observer.watch.settle()
+    (finding,) = observer.firing(UNEQUAL)
+    shown = [value(finding, name) for name in ("waiting", "usage", "usage_of_a_rank_with_room")]
+    assert shown == [7, 96.0, 40.0]
+
+
 @pytest.mark.parametrize(
     ("ranks", "fires"),
     [

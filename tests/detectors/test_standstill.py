@@ -76,6 +76,12 @@ def test_requests_that_had_tokens_and_stop_are_likely_stalled() -> None:
     assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
 
 
+def test_lines_of_an_idle_engine_are_no_pause_that_it_came_out_of() -> None:
+    idle = [Moment(10.0 * n, 0, 0, 0, 0.0, 400.0, 0.0, 0, 0) for n in range(1, 31)]
+    chat = [moment._replace(t=moment.t + 300.0) for moment in chats(6)]
+    assert [finding.code for finding in found([*idle, *chat, *pause(chat, 4)])] == [ENGINE_STALLED]
+
+
 def test_a_request_admitted_into_a_stall_does_not_hide_it() -> None:
     before = chats(6)
     (finding,) = found([*before, *pause(before, 8, running=5)])
