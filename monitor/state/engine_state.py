@@ -148,7 +148,7 @@ class EngineState:
         self.totals = Totals()
         self.prompt_blocks_cached = 0  # entered the prefix cache for requests without a token of output yet
         self.evictions: Evictions | None = None  # set by a reader that wants evictions attributed to prompts
-        self.cached_prompts: CachedPrompts | None = None  # and of prompts that were computed though cached
+        self.cached_prompts: CachedPrompts | None = None  # and prompts compared with what the cache had
         self.in_flight: dict[int, StepInFlight] = {}
         self.step_times: StepTimes | None = None  # set by a reader that judges how long steps take
         self.outside_waits: OutsideWaits | None = None  # and how long waits for transfers and grammars take

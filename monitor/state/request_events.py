@@ -158,7 +158,7 @@ def _fold_first_token(state: EngineState, record: RequestState, _args: list[int]
         return  # where steps overlap, the token may come after a preemption, before which no block was cached
     # Blocks that did not enter the cache were there already, except those that equal prompts cached meanwhile.
     full, hit = record.prompt_tokens // state.block_size, record.hit_tokens // state.block_size
-    if record.fetching_at > record.looked_up_at:  # what the fetch was to bring is reported as found, too
+    if record.fetching_at > record.looked_up_at:  # the hit includes what the fetch will bring
         hit = min(hit, record.reused_blocks)
     others = state.prompt_blocks_cached - record.cached_until_then - record.cached_blocks
     again = max(full - hit - record.cached_blocks - others, 0)

@@ -1,8 +1,9 @@
 """collapse.prefix-hits: prompts are computed again though their prefixes are in the cache.
 
 Confirmed by the event stream, where prompts were looked up and too few of their blocks entered the cache: the others
-were there. Likely by KV events, where contents are stored while they are kept, since these name no hits. From metrics
-the hit rate fell against the engine's own level, which does not show why.
+were there. Likely where these are less than half of what was computed, or where the engine stores a content again while
+other blocks hold it. Likely by KV events, since these name no hits. From metrics the hit rate fell against the engine's
+own level, which does not show why.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class PrefixHits(Detector[Judgement]):
         began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
         hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
         missing = "the lost events" if ledger.state.damaged else ""
-        # Probes report a lookup of each prompt on engines that keep several blocks of one content.
+        # Earlier probes for vLLM, which keeps several blocks of one content, report a lookup of all prompts.
         sure = [prompt.missed for prompt in missed if not prompt.kept]
         if not missing and not self._enough(len(sure), sum(sure), computed, settings):
             missing = NOT_LOOKED_UP
