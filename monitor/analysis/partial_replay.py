@@ -33,6 +33,7 @@ def fork(ledger: EngineLedger) -> EngineLedger:
     memo |= {
         id(state.residency_samples): None,
         id(state.evictions): None,
+        id(state.cached_prompts): None,
         id(ledger.step_times): StepTimes(),
         id(ledger.tally): Tally(),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from typing import Any, Final
 
 from kvscope.engine.blocks.kv_cache_manager import Prefix
@@ -368,10 +368,9 @@ class EngineWitness:
             gone = list(takewhile(bool, ([key for key in each if key in latest] for each in keys)))
             if gone:
                 # The request that pushed it out and the one that needed it differ: it concerns the cache as a whole.
-                kind = self._evictions.kind_of_loss(
-                    chain(*gone), request.number, manager.blocks_for(request.num_tokens)
-                )
-                self.waste.add(kind, self.now_s, len(gone) * size)
+                most = manager.blocks_for(request.num_tokens)
+                flushed = self._evictions.blocks_flushed(gone, request.number, most)
+                self.waste.add_lost_prefix(self.now_s, flushed * size, (len(gone) - flushed) * size)
 
     # ---------------------------------------------------------------- the connector
 

@@ -27,6 +27,13 @@ class WasteLog:
         if not self.closed:
             self.add_even_late(kind, at_s, amount, requests, blocks)
 
+    def add_lost_prefix(self, at_s: float, flushed: int, evicted: int) -> None:
+        """Add the tokens of a prefix that is gone: those that one request pushed out, and the others."""
+        if flushed:
+            self.add("prefix-flushed", at_s, flushed)
+        if evicted:
+            self.add("prefix-evicted", at_s, evicted)
+
     def add_even_late(
         self, kind: WasteKind, at_s: float, amount: float, requests: Iterable[str] = (), blocks: Iterable[int] = ()
     ) -> None:

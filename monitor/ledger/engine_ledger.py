@@ -13,14 +13,7 @@ from typing import Final
 from kvscope.monitor.events.description import EngineDescription, parse_description
 from kvscope.monitor.events.kinds import Cause, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, ReportedEvent, Sample
-from kvscope.monitor.events.wire import (
-    ADDED_BY_SOURCE,
-    NO_REQUEST,
-    STACK_TEXT,
-    Batch,
-    Keyframe,
-    NotAFrame,
-)
+from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, STACK_TEXT, Batch, Keyframe, NotAFrame
 from kvscope.monitor.ledger import validation
 from kvscope.monitor.ledger.balance import Balance, balance_of, keeps_balance
 from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
@@ -39,6 +32,7 @@ from kvscope.monitor.ledger.step_model import StepModel
 from kvscope.monitor.ledger.stream_clock import StreamClock
 from kvscope.monitor.ledger.tally import Tally
 from kvscope.monitor.state import keyframe_codec
+from kvscope.monitor.state.cached_prompts import CachedPrompts, with_kept
 from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
 from kvscope.monitor.state.evictions import Evictions
 from kvscope.monitor.state.fold import apply_events
@@ -251,7 +245,8 @@ class EngineLedger:
 
     def _take_news(self, batch: Batch) -> None:
         state = self.state
-        finished, preempted, prompts = state.take_finished(), state.take_preempted(), state.take_prompts()
+        finished, preempted = state.take_finished(), state.take_preempted()
+        prompts = with_kept(state.take_prompts(), self.description)
         self.ended.extend(state.take_ended())
         self.just_finished.extend(finished)
         self.lapses.extend(state.take_lapsed())
@@ -319,6 +314,7 @@ class EngineLedger:
         """Books that are ours from here on."""
         self._balance = self._unexplained = None
         state.evictions = Evictions() if self.counting else None
+        state.cached_prompts = CachedPrompts() if self.counting else None
         state.step_times = self.step_times if self.counting else None
         state.outside_waits = self.outside_waits if self.counting else None
         return state

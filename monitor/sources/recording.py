@@ -23,6 +23,13 @@ AT_ONCE: Final = 200
 """Records that one poll brings, so that others have a turn."""
 
 
+def _makes_superfluous(record: Record, keyframe: Keyframe, last: tuple[int, int] | None) -> bool:
+    """Whether the record after a keyframe begins its epoch, or follows the last batch (epoch and sequence)."""
+    if not isinstance(record, Batch) or record.epoch != keyframe.epoch:
+        return False
+    return record.sequence == 0 or (record.epoch, record.sequence - 1) == last
+
+
 def record_ns(record: Record) -> int:
     """Return the wall time of a record in ns, 0 if it has none."""
     return (record.wall_ns if isinstance(record, Batch | Keyframe) else record.at_ns) or 0
@@ -98,21 +105,24 @@ class Recording(Source):
         return min(times, default=0), max(times, default=0)
 
     def records(self) -> Iterator[Record]:
-        """Yield every record, in order. As for iteration, a keyframe before its epoch's beginning is left out."""
+        """Yield every record, in order, but for the keyframes that iteration leaves out, too."""
         held: Keyframe | None = None
+        last: tuple[int, int] | None = None
         for record in self._decoded():
-            begun = record.epoch if isinstance(record, Batch) and record.sequence == 0 else None
-            if held is not None and held.epoch != begun:
+            if held is not None and not _makes_superfluous(record, held, last):
                 yield held
             held = record if isinstance(record, Keyframe) else None
             if held is None:
                 yield record
+            if isinstance(record, Batch):
+                last = record.epoch, record.sequence
         if held is not None:
             yield held
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield the frames, but for a keyframe before the beginning of the epoch that it belongs to: the batches report
-        all that it does, and how it came about. Raises NewerVersion if this release cannot read the recording.
+        """Yield the frames, but for a keyframe before the beginning of the epoch that it belongs to, or between two
+        batches of which none is missing, as at the beginning of a segment: the batches report all that it does, and
+        how it came about. Raises NewerVersion if this release cannot read the recording.
         """
         return (record for record in self.records() if isinstance(record, Batch | Keyframe))
 

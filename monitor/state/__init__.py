@@ -10,6 +10,7 @@ No I/O and no clock: time enters with the events. Anything impossible becomes an
     step_events.py        start, steps, progress, heartbeats, memory
     tier_events.py        offload tiers and their pins
     audit_events.py       the engine's own tables, compared with the state, or adopted after a loss
+    cached_prompts.py     which prompts were computed though other blocks had their content
     evictions.py          which prompt evicted which cached content
     step_times.py         what recent steps computed and how long each took, for a reader that judges them
     outside_waits.py      how long recent transfers and grammars took, for the same reader

@@ -95,7 +95,8 @@ def _fold_cached(
         missed = record is not None and not record.first_token_ns and not record.preemptions
         prompt_blocks = _prompt_blocks(state, record) if record is not None and missed else 0
         evictions.store(new_hashes, state.position, number, prompt_blocks)
-    if record is not None and not record.first_token_ns and not group:  # the first group counts each token once
+    # The first group counts each token once.
+    if record is not None and not group and (record.preemptions or not record.first_token_ns):
         record.cached_blocks += len(blocks)
         state.prompt_blocks_cached += len(blocks)
 
@@ -161,7 +162,9 @@ def _fold_reused(
     state.used += used
     state.cached_idle -= hit
     state.totals.reused += len(blocks)
-    (state.requests.get(number) or request_record(state, number)).blocks += blocks
+    record = state.requests.get(number) or request_record(state, number)
+    record.blocks += blocks
+    record.reused_blocks += len(blocks)
 
 
 # ---------------------------------------------------------------- the rarer kinds

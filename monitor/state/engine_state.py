@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvscope.monitor.events.kinds import FIRST_FINISHED, EngineMode, Holder
+from kvscope.monitor.state.cached_prompts import CachedPrompts
 from kvscope.monitor.state.evictions import Evictions
 from kvscope.monitor.state.outside_waits import OutsideWaits
 from kvscope.monitor.state.records import (
@@ -62,6 +63,7 @@ class EngineState:
         "block_size",
         "born",
         "cached_idle",
+        "cached_prompts",
         "columns",
         "computed_ns",
         "computed_prompts",
@@ -146,6 +148,7 @@ class EngineState:
         self.totals = Totals()
         self.prompt_blocks_cached = 0  # entered the prefix cache for requests without a token of output yet
         self.evictions: Evictions | None = None  # set by a reader that wants evictions attributed to prompts
+        self.cached_prompts: CachedPrompts | None = None  # and prompts compared with what the cache had
         self.in_flight: dict[int, StepInFlight] = {}
         self.step_times: StepTimes | None = None  # set by a reader that judges how long steps take
         self.outside_waits: OutsideWaits | None = None  # and how long waits for transfers and grammars take
@@ -173,8 +176,7 @@ class EngineState:
         # By request: the computed tokens that a preemption took, until the request runs again.
         self.lost_tokens: dict[int, int] = {}
         # The event being folded, and the last event about each thing that concerns the whole engine.
-        self.sequence = -1
-        self.event_index = 0
+        self.sequence, self.event_index = -1, 0
         self.places = StreamPositions()
 
     def set_columns(
@@ -345,6 +347,8 @@ class EngineState:
         self.prompt_blocks_cached += (
             MOST_CACHED_UNSEEN  # up to so many may have been cached in the gap: see prompt_computed
         )
+        if self.cached_prompts is not None:
+            self.cached_prompts.clear()
         for record in self.requests.values():
             record.ready_ns = record.fetch_ended_ns = 0  # the events that followed may be among the lost ones
         for tier in self.tiers.values():

@@ -74,7 +74,7 @@ class RequestState(msgspec.Struct, array_like=True):
     cached_blocks: int = 0
     """Its blocks that entered the prefix cache since then and before its first token."""
     cached_until_then: int = 0
-    """Blocks of all requests that had done so when it was admitted: see EngineState.prompt_blocks_cached."""
+    """Blocks of all requests that had done so when it was looked up: see EngineState.prompt_blocks_cached."""
     ended_blocks: int = 0
     """Blocks it held when it finished."""
     trace: TraceContext | None = None
@@ -95,6 +95,9 @@ class RequestState(msgspec.Struct, array_like=True):
     not_queued_at: int = UNKNOWN_POSITION
     admitted_tokens: int = UNKNOWN_TOKENS
     """Tokens whose KV the prefix cache or a fetch had supplied when it was last admitted."""
+    reused_blocks: int = 0
+    """Blocks that the prefix cache has supplied, in all groups."""
+    looked_up_at: int = UNKNOWN_POSITION
 
     @property
     def is_finished(self) -> bool:
@@ -167,16 +170,28 @@ class Preemption(NamedTuple):
 
 
 class ComputedPrompt(NamedTuple):
-    """A prompt computed in one go, without a preemption: its full blocks, and how many the prefix cache supplied."""
+    """A prompt computed in one go, without a preemption: its full blocks, and how many the prefix cache supplied.
+
+    Blocks that were fetched count as computed if the engine reported its lookup before the fetch.
+    """
 
     id: str
     at_ns: int
     blocks: int
     hit: int
     again: int
-    """A lower bound of blocks computed although their content was cached when the request was admitted."""
+    """A lower bound of blocks computed or fetched although their content was cached when it was looked up."""
     at: int = UNKNOWN_POSITION
     """The position of its first token."""
+    kept: int = 0
+    """Blocks computed although other blocks, cached before it was admitted, have their content still."""
+    ends_full: bool = False
+    """Whether its last full block ends the prompt, so that it is computed in any case."""
+
+    @property
+    def missed(self) -> int:
+        """A lower bound of the blocks that need not have been computed or fetched."""
+        return max(self.again - self.ends_full, 0)
 
 
 class Anomaly(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Final
 from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status
 from kvscope.monitor.events.trace_context import TraceContext
 from kvscope.monitor.state.block_events import end_if_over
+from kvscope.monitor.state.cached_prompts import CachedPrompt
 from kvscope.monitor.state.engine_state import EngineState
-from kvscope.monitor.state.records import UNKNOWN_TOKENS, ComputedPrompt, Preemption, RequestState
+from kvscope.monitor.state.records import UNKNOWN_POSITION, UNKNOWN_TOKENS, ComputedPrompt, Preemption, RequestState
 
 FETCH_SLACK_NS: Final = 2_000_000_000
 """Another thread may report the end of a fetch an interval or two before the engine's own thread reports its start."""
@@ -116,6 +117,9 @@ def fold_looked_up(state: EngineState, group: int, record: RequestState, args: l
     if group == 0:
         state.totals.looked_up_tokens += tokens
         record.looked_up_tokens, record.hit_tokens = tokens, 0
+        record.looked_up_at = state.position
+        # Some engines cache the first chunk's blocks, and report it, before they report lookup and admission.
+        record.cached_until_then = state.prompt_blocks_cached - record.cached_blocks
     state.totals.hit_tokens += hit_tokens - record.hit_tokens
     record.hit_tokens = hit_tokens
 
@@ -145,8 +149,6 @@ def _fold_admitted(state: EngineState, record: RequestState, args: list[int]) ->
     record.progressed_ns = state.now_ns
     record.computed_tokens = record.admitted_tokens = args[0]
     record.admitted_outputs = record.output_tokens
-    # Some engines cache the first chunk's blocks, and report it, before they report the admission.
-    record.cached_until_then = state.prompt_blocks_cached - record.cached_blocks
     record.times_passed_over = record.blocks_needed = record.blocks_free_then = 0
 
 
@@ -156,9 +158,29 @@ def _fold_first_token(state: EngineState, record: RequestState, _args: list[int]
         return  # where steps overlap, the token may come after a preemption, before which no block was cached
     # Blocks that did not enter the cache were there already, except those that equal prompts cached meanwhile.
     full, hit = record.prompt_tokens // state.block_size, record.hit_tokens // state.block_size
+    if record.fetching_at > record.looked_up_at:  # the hit includes what the fetch will bring
+        hit = min(hit, record.reused_blocks)
     others = state.prompt_blocks_cached - record.cached_until_then - record.cached_blocks
     again = max(full - hit - record.cached_blocks - others, 0)
-    state.computed_prompts.append(ComputedPrompt(record.id, state.now_ns, full, hit, again, state.position))
+    kept = _count_kept(state, record, full) if state.cached_prompts is not None else 0
+    ends_full = record.prompt_tokens % state.block_size == 0
+    state.computed_prompts.append(
+        ComputedPrompt(record.id, state.now_ns, full, hit, again, state.position, kept, ends_full)
+    )
+
+
+def _count_kept(state: EngineState, record: RequestState, full: int) -> int:
+    """Count the blocks of a prompt, just computed, that other blocks held, and remember the prompt.
+
+    What a fetch brings is looked up before it begins, and cached by the time that the request is admitted.
+    """
+    prompts, blocks = state.cached_prompts, record.blocks[:full]
+    if prompts is None or record.fetching_at != UNKNOWN_POSITION:
+        return 0
+    supplied = max(record.hit_tokens, record.admitted_tokens) // state.block_size
+    kept = prompts.count_kept(blocks, supplied, record.admitted_ns, state.hashes, state.born)
+    prompts.add(CachedPrompt(blocks, state.now_ns), state.hashes, state.born, state.total)
+    return kept
 
 
 def _fold_preempted(state: EngineState, record: RequestState, args: list[int]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.events.description import KVGroup
-from kvscope.monitor.events.kinds import Preempt
+from kvscope.monitor.events.kinds import Preempt, Release, Status
 from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
@@ -127,18 +127,105 @@ def test_a_cache_that_never_hits_is_likely_the_cause_of_what_it_missed() -> None
     assert "prompt_logprobs" in finding.missing
 
 
-@pytest.mark.parametrize(("hits", "groups"), [(1, 1), (0, 2)])
-def test_a_cache_that_hits_others_or_of_several_groups_may_miss_a_part(hits: int, groups: int) -> None:
-    """Who asks not to be looked up misses beside others that hit, and a window that was left behind vetoes a hit."""
-    assert not missed_beside(hits=hits, groups=groups).firing(PREFIX_HITS)
+def test_a_cache_that_hits_others_may_miss_a_part() -> None:
+    """No lookup is reported of a prompt that asks for none."""
+    (finding,) = missed_beside(hits=1).firing(PREFIX_HITS)
+    assert finding.verdict == "likely"
+    assert value(finding, "cached_blocks_recomputed") == 40
+    assert "prompt_logprobs" in finding.missing
 
 
-@pytest.mark.parametrize(("lost", "fires"), [(1, True), (8, False)])
-def test_a_prompt_that_hit_may_be_among_those_whose_events_are_lost(lost: int, fires: bool) -> None:
-    """The last four have missed. Of those before a loss and those after it, each must be enough."""
+@pytest.mark.parametrize("hits", [0, 1])
+def test_one_of_several_groups_may_miss_a_part(hits: int) -> None:
+    """A window that was left behind vetoes a hit."""
+    assert not missed_beside(hits=hits, groups=2).firing(PREFIX_HITS)
+
+
+def test_misses_are_over_once_more_prompts_hit_than_between_two() -> None:
+    """Every second lookup of a prefix misses it, a minute apart. Then all hit."""
+    scene = Watched(total=201, faults=[f"{PREFIX_HITS}:every=2"])
+    fault = scene.lab.faults.on[PREFIX_HITS]
+
+    def ask() -> None:
+        scene.lab.arrive([*range(40), scene.lab.rng.randrange(1000), *range(60)], max_tokens=1)
+        scene.run_until_idle()
+        scene.live(65)
+
+    for _ in range(8):
+        ask()
+    assert [prompt.missed for prompt in scene.ledger.prompts] == [0, 0, 10, 0, 10, 0, 10, 0]
+    assert [finding.verdict for finding in scene.firing(PREFIX_HITS)] == ["likely"]
+    fault.limit = fault.triggers
+    ask()
+    assert not scene.firing(PREFIX_HITS)
+
+
+@pytest.mark.parametrize(("lost", "recomputed"), [(1, 40), (8, 30)])
+def test_prompts_that_missed_count_before_and_after_a_loss(lost: int, recomputed: int) -> None:
+    """The last four have missed, whatever the prompts did whose events are lost."""
     scene = missed_beside(hits=0, lost=lost)
     assert scene.ledger.losses
-    assert bool(scene.firing(PREFIX_HITS)) == fires
+    (finding,) = scene.firing(PREFIX_HITS)
+    assert finding.verdict == "likely"
+    assert value(finding, "cached_blocks_recomputed") == recomputed
+
+
+def duplicated(
+    *, prompts: int = 8, concurrent: bool = False, evicted: bool = False, window: int = 0, blocks: int = 10
+) -> Spoken:
+    """An engine that enters every full block in its cache, as vLLM does, computes one prefix of `blocks` each time, of
+    prompts that hold as many again of their own.
+
+    concurrent: all are admitted before the first is computed. evicted: what held the prefix is allocated meanwhile.
+    """
+    scene = Spoken(total=401, groups=[KVGroup("FullAttentionSpec", window=window)])
+
+    def admit(number: int) -> list[int]:
+        own = list(range(20 * number, 20 * number + 2 * blocks))
+        scene.log.arrived(number, f"r-{number}", 8 * blocks + 1, 8, 0, 2 * blocks, 2 * blocks + 2)
+        scene.log.allocated(number, own)
+        scene.log.looked_up(number, 8 * blocks + 1, 0)
+        scene.log.admitted(number, 0)
+        scene.wait(0.1)
+        return own
+
+    def compute(number: int, own: list[int]) -> None:
+        scene.log.cached(number, own, [*range(1000, 1000 + blocks), *(2000 + each for each in own[blocks:])])
+        scene.log.first_token(number)
+        scene.wait(0.1)
+        scene.log.finished(number, Status.FINISHED_STOPPED)
+        scene.log.released(number, own, Release.FINISHED)
+        if evicted:
+            scene.log.arrived(100 + number, f"e-{number}", 8, 8, 0, 2, 2)
+            scene.log.allocated(100 + number, own, [*range(1000, 1000 + blocks)])
+        scene.wait(0.1)
+
+    numbers = range(1, 1 + prompts)
+    if concurrent:
+        for number, own in [(number, admit(number)) for number in numbers]:
+            compute(number, own)
+    else:
+        for number in numbers:
+            compute(number, admit(number))
+    return scene
+
+
+def test_a_prefix_in_several_blocks_was_computed_though_it_was_cached() -> None:
+    scene = duplicated()
+    assert [prompt.kept for prompt in scene.ledger.prompts] == [0] + 7 * [10]
+    (finding,) = scene.firing(PREFIX_HITS)
+    assert finding.verdict == "likely"
+    assert value(finding, "cached_blocks_recomputed") == 7 * 9
+    assert "prompt_logprobs" in finding.missing
+
+
+@pytest.mark.parametrize(
+    "load",
+    [{"concurrent": True}, {"evicted": True}, {"window": 64}, {"blocks": 2}, {"prompts": 3}],
+    ids=["computed side by side", "evicted since", "a window", "what is always computed", "too few"],
+)
+def test_blocks_of_one_content_that_no_lookup_missed(load: dict[str, int]) -> None:
+    assert not duplicated(**load).firing(PREFIX_HITS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("preempted", [0, 2])

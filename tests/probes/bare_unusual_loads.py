@@ -361,8 +361,44 @@ def tokens_never_given(begin: Open) -> None:
         scene.write()
 
 
+# ---------------------------------------------------------------- one prompt, asked again
+
+
+def scores_of_one_prompt(begin: Open) -> None:
+    """Every second request asks for log probabilities of its prompt, so that vLLM reads no prefix for it."""
+
+    def prepare(request: Any) -> None:
+        if scene.bare.arrived % 2:
+            request.sampling_params.prompt_logprobs = 1
+            request.skip_reading_prefix_cache = True
+
+    scene = begin(blocks=600)
+    for number in range(12):
+        scene.came = 0
+        scene.ask_prepared(prepare, f"score-{number}", 400, 4)
+        live(scene, 5)
+
+
+def lookups_that_miss(begin: Open) -> None:
+    """Every second lookup of one prompt finds nothing."""
+    scene = begin(blocks=600)
+    manager = scene.scheduler.kv_cache_manager
+    find = manager.get_computed_blocks
+
+    def miss(request: Any) -> Any:
+        found = find(request)
+        return found if scene.bare.arrived % 2 else (manager.empty_kv_cache_blocks, *(0 for _ in found[1:]))
+
+    manager.get_computed_blocks = miss
+    for number in range(12):
+        scene.came = 0
+        scene.ask(f"{'missed' if scene.bare.arrived % 2 else 'hit'}-{number}", 400, 4)
+        live(scene, 5)
+
+
 UNUSUAL_LOADS: Final = (
     long_chunks_beside_decodes,
+    scores_of_one_prompt,
     abort_storm,
     resets_under_load,
     samples_of_one_prompt,
@@ -381,6 +417,7 @@ UNUSUAL_LOADS: Final = (
     high_class_preempts_the_low,
 )
 FAULTS_BESIDE_LOADS: Final = (
+    lookups_that_miss,
     one_send_never_reported,
     one_request_passed_over,
     a_block_lost_at_each_abort,

@@ -33,6 +33,7 @@ HEALTHY = (
     "clients_leave_while_fetching",
     "very_slow_steps",
     "high_class_preempts_the_low",
+    "scores_of_one_prompt",
 )
 LOSING = {f"leaves-{number}" for number in range(12)}
 STALLS = "a_step_of_forty_seconds"
@@ -43,6 +44,7 @@ NAMED = {
     "one_fetch_never_ends": ("stuck.remote-load", "likely", {"load-lost"}),
     "one_grammar_never_compiled": ("stuck.grammar", "likely", {"hangs"}),
     "a_preempted_request_forgotten": ("stuck.lost-request", "confirmed", {"chat-3"}),
+    "lookups_that_miss": ("collapse.prefix-hits", "likely", {f"missed-{number}" for number in range(1, 12, 2)}),
     "tokens_never_given": ("stuck.zero-token", "confirmed", {"starves"}),
 }
 """By fault: the code that fires at the end, its verdict, and the requests that it names."""

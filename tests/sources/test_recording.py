@@ -60,6 +60,26 @@ def test_what_is_left_of_a_recording_begins_with_its_keyframe(tmp_path: Path) ->
     assert (ledger.ready, ledger.sequence, ledger.anomalies) == (True, lab.frames[-1].sequence, [])
 
 
+def test_the_keyframe_between_two_segments_is_left_out(tmp_path: Path) -> None:
+    """The batch that it includes follows it. A reader that took it up would forget what only events show."""
+    lab = worked(tmp_path, 4_000)
+    assert len(journal.journal_segments(tmp_path)) > 1
+    assert [encode(frame) for frame in Recording(tmp_path)] == [encode(frame) for frame in lab.frames]
+    ledger = EngineLedger(lab.packer.engine)
+    for frame in Recording(tmp_path):
+        ledger.apply(frame)
+    assert ledger.tally.in_step
+
+
+def test_the_keyframe_after_a_missing_segment_is_needed(tmp_path: Path) -> None:
+    worked(tmp_path, 4_000)
+    first, second, third, *_ = journal.journal_segments(tmp_path)
+    second.path.unlink()
+    (keyframe,) = [frame for frame in Recording(tmp_path) if isinstance(frame, Keyframe)]
+    assert third.first_sequence <= keyframe.sequence
+    assert first.first_sequence == 0
+
+
 def test_a_damaged_first_record_is_reported_with_its_file_and_byte(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

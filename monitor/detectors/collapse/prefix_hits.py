@@ -1,15 +1,16 @@
 """collapse.prefix-hits: prompts are computed again though their prefixes are in the cache.
 
 Confirmed by the event stream, where prompts were looked up and too few of their blocks entered the cache: the others
-were there. Likely by KV events, where contents are stored while they are kept, since these name no hits. From metrics
-the hit rate fell against the engine's own level, which does not show why.
+were there. Likely where these are less than half of what was computed, or where the engine stores a content again while
+other blocks hold it. Likely by KV events, since these name no hits. From metrics the hit rate fell against the engine's
+own level, which does not show why.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import accumulate, islice, pairwise, takewhile
 from typing import Final
 
 from kvscope.monitor.detectors.collapse.hit_rate_drop import (
@@ -45,7 +46,7 @@ PREFIX_HITS_WONT_HELP = ("More KV memory: the cache already holds what is looked
 KV_EVENTS: Final = "kv-events"
 NOT_LOOKED_UP: Final = (
     "whether the clients of these prompts asked not to be looked up, as for prompt_logprobs: a part of the prompts"
-    " missed what was cached, and none hit"
+    " missed what was cached"
 )
 
 
@@ -98,13 +99,15 @@ class PrefixHits(Detector[Judgement]):
         recent = next((window for window in windows if self._is_much(ledger, window, settings)), None)
         if recent is None:
             return
-        missed = [prompt for prompt in recent if prompt.again > 1]
-        again = sum(prompt.again for prompt in missed)
+        missed = [prompt for prompt in recent if prompt.missed]
+        again = sum(prompt.missed for prompt in missed)
         computed = sum(prompt.blocks - prompt.hit for prompt in recent)
         began, last_at = ledger.wall(missed[0].at_ns), ledger.at(recent[-1].at)
         hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
         missing = "the lost events" if ledger.state.damaged else ""
-        if not missing and not self._enough(len(missed), again, computed, settings):
+        # Earlier probes for vLLM, which keeps several blocks of one content, report a lookup of all prompts.
+        sure = [prompt.missed for prompt in missed if not prompt.kept]
+        if not missing and not self._enough(len(sure), sum(sure), computed, settings):
             missing = NOT_LOOKED_UP
         yield Judgement(
             code=self.code,
@@ -129,8 +132,8 @@ class PrefixHits(Detector[Judgement]):
             ),
             explanation=(
                 f"Since {clock_time(began)} {counted(len(missed), 'prompt')} missed the prefix cache and were"
-                f" computed although it held their blocks: at least {counted(again, 'block')},"
-                f" {percent(again / computed)} of all prompt computation. The hit rate was"
+                f" computed or fetched although it held their blocks: at least {counted(again, 'block')},"
+                f" {percent(again / computed)} of all that prompts did not hit. The hit rate was"
                 f" {percent(hit / max(asked, 1))}."
             ),
             do_now=(
@@ -150,14 +153,13 @@ class PrefixHits(Detector[Judgement]):
         now_ns = ledger.now_ns - (ledger.wall(1) - 1)  # on the engine's clock
         oldest_ns = now_ns - settings(self.lasts_s) * 1e9
         of_late = takewhile(lambda one: one.at_ns >= oldest_ns - window_ns, reversed(ledger.prompts))
-        if not any(one.again > 1 for one in of_late):
+        if not any(one.missed for one in of_late):
             return  # which is the rule: each judgement would go through thousands of prompts several times
-        since_hit = takewhile(lambda one: one.hit <= one.again and one.at_ns >= oldest_ns, reversed(ledger.prompts))
+        since_hit = takewhile(lambda one: one.hit <= one.missed and one.at_ns >= oldest_ns, reversed(ledger.prompts))
         unrefuted_ns = min((one.at_ns for one in since_hit), default=now_ns)
         begin = bisect_left(ledger.prompts, unrefuted_ns - window_ns, key=lambda one: one.at_ns)
         prompts = list(islice(ledger.prompts, begin, None))
-        # The last full block of a prompt is always computed: alone it shows nothing.
-        missed = [prompt.again if prompt.again > 1 else 0 for prompt in prompts]
+        missed = [prompt.missed for prompt in prompts]
         sums = [(0, 0, 0)]
         for prompt, again in zip(prompts, missed, strict=True):
             count, in_cache, computed = sums[-1]
@@ -185,14 +187,34 @@ class PrefixHits(Detector[Judgement]):
                 first = bisect_left(times, times[last] - window_ns)
                 if enough(first, last + 1):
                     yield prompts[first : last + 1]
+        if one_group:
+            yield from self._missed_beside_hits(ledger, now_ns, settings)
+
+    def _missed_beside_hits(
+        self, ledger: EngineLedger, now_ns: int, settings: Settings
+    ) -> Iterator[Sequence[ComputedPrompt]]:
+        """Yield the prompts of the last `lasts_s` if enough missed, unless misses are over: none came for `window_s`,
+        and more prompts hit since the last one than ever between two.
+        """
+        begin = bisect_left(ledger.prompts, now_ns - settings(self.lasts_s) * 1e9, key=lambda one: one.at_ns)
+        prompts = list(islice(ledger.prompts, begin, None))
+        places = [place for place, prompt in enumerate(prompts) if prompt.missed]
+        if len(places) < settings(self.min_prompts):
+            return
+        hits = [0, *accumulate(prompt.hit > 0 for prompt in prompts)]
+        most_between = max(hits[later] - hits[place] for place, later in pairwise(places))
+        is_recent = now_ns - prompts[places[-1]].at_ns <= settings(self.window_s) * 1e9
+        if is_recent or hits[-1] - hits[places[-1]] <= most_between:
+            yield prompts
 
     def _is_much(self, ledger: EngineLedger, prompts: Sequence[ComputedPrompt], settings: Settings) -> bool:
         """Whether what was computed though it was cached is a part of all work that clients notice."""
-        again = sum(prompt.again for prompt in prompts if prompt.again > 1)
+        again = sum(prompt.missed for prompt in prompts)
         until_ns = ledger.wall(prompts[-1].at_ns)
+        since_ns = min(until_ns, ledger.wall(prompts[0].at_ns) + 1) - settings(self.window_s) * 1e9
         newest = prompts[-1] is ledger.prompts[-1]
         in_all = ledger.state.totals.computed_tokens if newest else point_at(ledger, until_ns).computed_tokens
-        in_all -= point_at(ledger, until_ns - settings(self.window_s) * 1e9).computed_tokens
+        in_all -= point_at(ledger, since_ns).computed_tokens
         return again * ledger.state.block_size >= settings(self.min_recomputed) * in_all
 
     def _from_kv_events(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

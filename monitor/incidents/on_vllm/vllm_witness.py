@@ -213,8 +213,9 @@ class VllmWitness:
         if missed:
             self.waste.add("prefix-missed", self.now_s, missed, (client_name(name),))
         elif gone and not self.preemptions[name]:
-            kind = self._evictions.kind_of_loss(gone, name, self._blocks_to_admit(self.vllm.requests[name]))
-            self.waste.add(kind, self.now_s, len(gone) * self.block_size)
+            most = self._blocks_to_admit(self.vllm.requests[name])
+            flushed = self._evictions.blocks_flushed(([content] for content in gone), name, most)
+            self.waste.add_lost_prefix(self.now_s, flushed * self.block_size, (len(gone) - flushed) * self.block_size)
 
     def _starved(self, plan: Any, now_s: float) -> None:
         """Note requests that got no next token in a step that computed prompts."""

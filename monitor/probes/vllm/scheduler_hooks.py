@@ -110,7 +110,7 @@ class SchedulerHooks:
         if not request.num_output_tokens:
             state.without_token[request_id] = request
         computed = request.num_computed_tokens - scheduled[request_id]
-        if state.manager.enable_caching:
+        if state.manager.enable_caching and _reads_prefix_cache(request):
             emitter.stamped.looked_up(number, request.num_tokens, computed)
         emitter.stamped.admitted(number, computed)
 
@@ -183,3 +183,11 @@ class SchedulerHooks:
         scheduler = self._scheduler
         if not scheduler.running or (self._pauses and scheduler._pause_state):
             self._emitter.flush()  # else another step follows
+
+
+def _reads_prefix_cache(request: Any) -> bool:
+    """Whether the prefix cache is looked up for a request: not where its prompt's log probabilities are asked for."""
+    skips = getattr(request, "skip_reading_prefix_cache", None)
+    if skips is None:  # earlier releases
+        skips = getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None) is not None
+    return not skips
