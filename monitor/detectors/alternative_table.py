@@ -91,7 +91,10 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
     ),
     "stuck.promotion-starved": (
         _NO_WORK,
-        Alternative("the head of the queue is rejected before it", "later requests were admitted, or none is refused"),
+        Alternative(
+            "the head of the queue is rejected before it",
+            "later requests were admitted, none is refused, or each pass would put it back in the queue",
+        ),
     ),
     "stuck.grammar": (
         Alternative("no place in the batch", "the scheduler reached the request and found no grammar"),
