@@ -43,7 +43,10 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
     ),
     "leak.idle-not-polled": (
         _LIVE_REQUEST,
-        Alternative("a transfer that is still running", "the engine has not polled its connector since"),
+        Alternative(
+            "a transfer that is still running",
+            "the engine has not polled its connector since, or was told of the end as soon as it did",
+        ),
     ),
     "leak.lease-burst": (
         Alternative("one client that disconnected", "the leases of several requests expired together"),

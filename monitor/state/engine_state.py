@@ -425,7 +425,9 @@ class EngineState:
         record = self.requests.get(deferral.request)
         lapsed = 0 < deferral.lease_deadline_ns <= self.now_ns + LEASE_SLACK_NS
         if not lapsed and (record is None or not record.fetching_ns):
-            waits.sends.note(deferral.since_ns, self.now_ns, record.ended_blocks if record is not None else 0)
+            waits.sends.note(
+                deferral.since_ns, self.now_ns, record.ended_blocks if record is not None else 0, deferral.id
+            )
 
     def rebuild_fences(self) -> None:
         """Derive `fences` from the deferrals, after a keyframe or an audit replaced them."""
