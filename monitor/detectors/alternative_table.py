@@ -49,7 +49,10 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
         ),
     ),
     "leak.lease-burst": (
-        Alternative("one client that disconnected", "the leases of several requests expired together"),
+        Alternative(
+            "one client that disconnected, with few blocks",
+            "the leases of several requests expired, or they kept much of the pool",
+        ),
     ),
     "leak.deferred-free-stalled": (
         _LIVE_REQUEST,

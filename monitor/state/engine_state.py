@@ -399,8 +399,9 @@ class EngineState:
         if deferral is not None:
             if expired or self._outlived_lease(deferral):
                 lapsed = tuple(deferral.blocks.intersection(blocks))
+                unseen_ns = self.now_ns - self.launched_ns
                 self.lapsed.append(
-                    LapsedLease(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.position, expired)
+                    LapsedLease(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.position, expired, unseen_ns)
                 )
             deferral.blocks.difference_update(blocks)
             deferral.changed_at = self.position
