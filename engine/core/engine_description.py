@@ -29,6 +29,7 @@ def describe_engine(config: EngineConfig, loaded: LoadedModel, total_blocks: int
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
         kv_connector=config.kv_connector,
+        queues_ready=True,
         kv_bytes_per_block=kv_bytes_per_block(loaded.config, config.block_size, config.dtype),
         groups=[
             KVGroup("full_attention" if window is None else "sliding_window", len(layers), window or 0)

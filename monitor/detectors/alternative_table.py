@@ -43,10 +43,16 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
     ),
     "leak.idle-not-polled": (
         _LIVE_REQUEST,
-        Alternative("a transfer that is still running", "the engine has not polled its connector since"),
+        Alternative(
+            "a transfer that is still running",
+            "the engine has not polled its connector since, or was told of the end as soon as it did",
+        ),
     ),
     "leak.lease-burst": (
-        Alternative("one client that disconnected", "the leases of several requests expired together"),
+        Alternative(
+            "one client that disconnected, with few blocks",
+            "the leases of several requests expired, or they kept much of the pool",
+        ),
     ),
     "leak.deferred-free-stalled": (
         _LIVE_REQUEST,
@@ -91,7 +97,10 @@ ALTERNATIVES: Final[Mapping[str, tuple[Alternative | Unless, ...]]] = {
     ),
     "stuck.promotion-starved": (
         _NO_WORK,
-        Alternative("the head of the queue is rejected before it", "later requests were admitted, or none is refused"),
+        Alternative(
+            "the head of the queue is rejected before it",
+            "later requests were admitted, none is refused, or each pass would put it back in the queue",
+        ),
     ),
     "stuck.grammar": (
         Alternative("no place in the batch", "the scheduler reached the request and found no grammar"),

@@ -41,6 +41,8 @@ class EngineDescription(msgspec.Struct, omit_defaults=True):
     kv_bytes_per_block: int = 0
     reports_modes: bool = False
     """Whether the stream has ENGINE_MODE events. Without them, a paused vLLM looks like one that stands still."""
+    queues_ready: bool = False
+    """Whether each pass puts the requests that are READY back in the queue, and reports each of them as QUEUED."""
     groups: list[KVGroup] = []
     faults: list[str] = []
     """Faults that were switched on by hand, as given to `--fault`. Every page shows them."""

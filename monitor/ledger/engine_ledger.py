@@ -11,7 +11,7 @@ from collections import Counter, deque
 from typing import Final
 
 from kvscope.monitor.events.description import EngineDescription, parse_description
-from kvscope.monitor.events.kinds import Cause, Kind, Stage, Status
+from kvscope.monitor.events.kinds import Cause, EngineMode, Kind, Stage, Status
 from kvscope.monitor.events.samples import Fact, KvEvents, Record, ReportedEvent, Sample
 from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, STACK_TEXT, Batch, Keyframe, NotAFrame
 from kvscope.monitor.ledger import validation
@@ -273,7 +273,8 @@ class EngineLedger:
 
     def _heartbeat_received(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
         wall_ns = self.wall(last.at_ns) if last is not None else 0
-        self.beats.add(before, last, wall_ns, self.state.places.heartbeat, self.description.engine == "vllm")
+        ended = self.outside_waits.sends.ended if self.state.mode == EngineMode.UNPAUSED else ()
+        self.beats.add(before, last, wall_ns, self.state.places.heartbeat, self.description.engine == "vllm", ended)
 
     def _apply_source_batch(self, batch: Batch) -> None:
         for event in batch.events():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from kvscope.monitor.ledger.late_sends import LateSends
+from kvscope.monitor.state.outside_waits import OutsideWait
 from kvscope.monitor.state.records import UNKNOWN_POSITION, Heartbeat
 
 QUEUE_LENGTHS: Final = 8
@@ -38,18 +41,26 @@ class HeartbeatHistory:
         self.polled_ns = 0
         self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last reported polls of the KV connector since the one before."""
+        self.late_sends = LateSends()
         self.queue_lengths: deque[QueueLength] = deque(maxlen=QUEUE_LENGTHS)
         """The lengths at the last heartbeats, with only the latest heartbeat of each pass: until a pass ends, the
         stream lacks its events, however many heartbeats come.
         """
 
     def add(
-        self, before: Heartbeat | None, last: Heartbeat | None, wall_ns: int, at: int, asks_in_passes: bool
+        self,
+        before: Heartbeat | None,
+        last: Heartbeat | None,
+        wall_ns: int,
+        at: int,
+        asks_in_passes: bool,
+        ended: Iterable[OutsideWait] = (),
     ) -> None:
         """Note a heartbeat that came at `wall_ns` and stands at `at` in the stream.
 
         asks_in_passes: the engine polls its connector in each pass, as vLLM does. Earlier probes counted only answers,
-        of which there are none where vLLM's executor is in the engine's process.
+        of which there are none where vLLM's executor is in the engine's process. ended: recent transfers that ended,
+        none while the engine is paused.
         """
         if last is None:
             return
@@ -66,7 +77,10 @@ class HeartbeatHistory:
             if _in_the_same_pass(before, last):
                 self.queue_lengths.pop()
         self.queue_lengths.append(QueueLength(wall_ns, last.running + last.waiting, last.step_in_flight >= 0))
-        if before is None or last.connector_polls != before.connector_polls or (asks_in_passes and passed):
+        polled = before is None or last.connector_polls != before.connector_polls or (asks_in_passes and passed)
+        if before is not None:
+            self.late_sends.look(before, last, polled, at, ended)
+        if polled:
             self.polled_ns, self.polled_at = last.at_ns, at
 
 

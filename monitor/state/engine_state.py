@@ -403,8 +403,9 @@ class EngineState:
         if deferral is not None:
             if expired or self._outlived_lease(deferral):
                 lapsed = tuple(deferral.blocks.intersection(blocks))
+                unseen_ns = self.now_ns - self.launched_ns
                 self.lapsed.append(
-                    LapsedLease(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.position, expired)
+                    LapsedLease(deferral.id, deferral.since_ns, self.now_ns, lapsed, self.position, expired, unseen_ns)
                 )
             deferral.blocks.difference_update(blocks)
             deferral.changed_at = self.position
@@ -429,7 +430,9 @@ class EngineState:
         record = self.requests.get(deferral.request)
         lapsed = 0 < deferral.lease_deadline_ns <= self.now_ns + LEASE_SLACK_NS
         if not lapsed and (record is None or not record.fetching_ns):
-            waits.sends.note(deferral.since_ns, self.now_ns, record.ended_blocks if record is not None else 0)
+            waits.sends.note(
+                deferral.since_ns, self.now_ns, record.ended_blocks if record is not None else 0, deferral.id
+            )
 
     def rebuild_fences(self) -> None:
         """Derive `fences` from the deferrals, after a keyframe or an audit replaced them."""

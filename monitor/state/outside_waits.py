@@ -17,6 +17,8 @@ class OutsideWait(NamedTuple):
     began_ns: int
     ended_ns: int
     blocks: int
+    id: str = ""
+    """The request, of a transfer to another engine."""
 
     @property
     def took_ns(self) -> int:
@@ -34,9 +36,9 @@ class WaitHistory:
     def __init__(self) -> None:
         self.ended: deque[OutsideWait] = deque(maxlen=MAX_WAITS_KEPT)
 
-    def note(self, began_ns: int, ended_ns: int, blocks: int = 0) -> None:
+    def note(self, began_ns: int, ended_ns: int, blocks: int = 0, name: str = "") -> None:
         """Add one that has ended."""
-        self.ended.append(OutsideWait(began_ns, ended_ns, blocks))
+        self.ended.append(OutsideWait(began_ns, ended_ns, blocks, name))
 
     def longest_s(self, blocks: int = 0) -> float:
         """Return how long one of so many blocks took at most, in proportion where it is larger than any seen, or 0 if
@@ -73,9 +75,9 @@ class SendHistory(WaitHistory):
         super().__init__()
         self._usual: tuple[int, int] | None = None
 
-    def note(self, began_ns: int, ended_ns: int, blocks: int = 0) -> None:
+    def note(self, began_ns: int, ended_ns: int, blocks: int = 0, name: str = "") -> None:
         """Add one that has ended."""
-        super().note(began_ns, ended_ns, blocks)
+        super().note(began_ns, ended_ns, blocks, name)
         self._usual = None
 
     def _most(self) -> tuple[int, int]:

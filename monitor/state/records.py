@@ -144,6 +144,13 @@ class LapsedLease(NamedTuple):
     """The position where they were freed."""
     named: bool = False
     """Whether the engine itself says that the lease expired."""
+    unseen_ns: int = 0
+    """How long before that the engine last launched a step: an idle one may not look."""
+
+    @property
+    def chance(self) -> float:
+        """Return how likely a transfer that ends at any time ends in the look that finds the lease over."""
+        return 0.0 if self.named else min(1.0, self.unseen_ns / max(self.at_ns - self.since_ns, 1))
 
 
 class Preemption(NamedTuple):

@@ -57,10 +57,12 @@ def deferred_free_stalled(settings: Set = (), *, fault: bool = True, keys: str =
     return scene
 
 
-def lease_burst(settings: Set = (), *, fault: bool = True, keys: str = "", lease_s: float = 5.0) -> Watched:
+def lease_burst(
+    settings: Set = (), *, fault: bool = True, keys: str = "", lease_s: float = 5.0, total: int = 201
+) -> Watched:
     """Eight requests have ended; the word that some of their blocks were sent is dropped, and a lease has to end it."""
     faults = on("leak.lease-burst", fault, keys)
-    scene = Watched(settings, total=201, connector_share=1.0, lease_s=lease_s, prefix_caching=False, faults=faults)
+    scene = Watched(settings, total=total, connector_share=1.0, lease_s=lease_s, prefix_caching=False, faults=faults)
     for tokens in range(32, 40):
         scene.lab.arrive(tokens, max_tokens=2)
     scene.run_until_idle()

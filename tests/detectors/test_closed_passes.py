@@ -37,3 +37,41 @@ def test_a_ready_request_whose_passes_end_before_the_queue_waits_for_its_turn(ov
         log.step_completed(step, 500_000_000, Limit.TOKENS, 2, 0, 29)
     starved = scene.firing("stuck.promotion-starved")
     assert [finding.culprits.requests for finding in starved] == ([["r-2"]] if overtaken else [])
+
+
+@pytest.mark.parametrize("queues_ready", [False, True])
+def test_an_engine_that_queues_the_ready_in_each_pass_has_skipped_one_that_is_not_queued(queues_ready: bool) -> None:
+    """It is behind many others, and no pass gets as far as the queue: elsewhere its turn has not come."""
+    scene = Spoken(queues_ready=queues_ready)
+    _waits_for_slots(scene, queued=False)
+    starved = scene.firing("stuck.promotion-starved")
+    assert [finding.culprits.requests for finding in starved] == ([["r-3"]] if queues_ready else [])
+
+
+def test_one_that_was_put_back_in_the_queue_waits_for_its_turn() -> None:
+    scene = Spoken(queues_ready=True)
+    _waits_for_slots(scene, queued=True)
+    assert not scene.firing("stuck.promotion-starved")
+
+
+def _waits_for_slots(scene: Spoken, queued: bool) -> None:
+    """Request 3 is ready behind request 2, which waits for a slot."""
+    log = scene.log
+    scene.arrive(1, list(range(1, 10)))
+    for number in (2, 3):
+        log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        log.queued(number, Cause.NEW)
+    log.waiting_on(3, Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+    log.not_scheduled(2, Cause.MAX_NUM_SEQS, 1)
+    scene.say()
+    scene.wait(0.5)
+    log.ready(3)
+    if queued:
+        log.queued(3, Cause.NEW, at_front=True)
+    for step in range(60):
+        log.tick()
+        log.step_launched(step, [1], [1])
+        scene.say()
+        scene.wait(0.5)
+        log.progressed([1], [36 + step], [step])
+        log.step_completed(step, 500_000_000, Limit.SEQUENCES, 2, 0, 29)

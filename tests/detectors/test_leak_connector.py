@@ -162,6 +162,46 @@ def test_it_ends_with_the_next_request() -> None:
     assert [f.id for f in scene.watch.findings("resolved") if f.code == IDLE_NOT_POLLED] == [firing.id]
 
 
+@pytest.mark.parametrize(("sleep_s", "found"), [(8, True), (2, False)])
+def test_what_is_reported_as_soon_as_the_engine_is_woken_was_sent_before(sleep_s: int, found: bool) -> None:
+    """It never sleeps for as long as a transfer may take, and keeps blocks through each sleep. Two seconds without a
+    poll may be two late heartbeats, and one sleep may be the last.
+    """
+    scene = idle_not_polled()
+    ended = [request.id for request in scene.lab.scheduler.requests.values()]
+    scene.live(sleep_s)
+    ended.append(scene.lab.arrive(20, max_tokens=2).id)
+    scene.run_until_idle()
+    scene.live(sleep_s)
+    assert not scene.firing(IDLE_NOT_POLLED)
+    scene.lab.arrive(4, max_tokens=10)
+    scene.steps(5)
+    scene.live(1)
+    findings = scene.firing(IDLE_NOT_POLLED)
+    assert bool(findings) is found
+    assert len(scene.ledger.beats.late_sends.recent) == len(ended)
+    for finding in findings:
+        assert (finding.severity, finding.verdict, finding.culprits.requests) == ("warning", "likely", ended)
+        assert value(finding, "longest_sleep_s") == pytest.approx(sleep_s, abs=1)
+
+
+def test_transfers_that_end_while_a_woken_engine_works_show_no_sleep() -> None:
+    """The connector is asked again, and is done with them only seconds later."""
+    scene = Watched(connector_share=1.0, faults=[IDLE_NOT_POLLED])
+    connector = scene.lab.connector
+    assert connector is not None
+    connector.polls_needed = 20
+    for _ in range(2):
+        scene.lab.arrive(10, max_tokens=4)
+        scene.run_until_idle()
+        scene.live(8)
+        scene.lab.arrive(4, max_tokens=30)
+        scene.live(20)
+    assert len(scene.ledger.outside_waits.sends.ended) >= 2
+    assert not scene.ledger.beats.late_sends.recent
+    assert not scene.alarms()
+
+
 def test_an_idle_engine_that_asks_and_hears_nothing_is_finished_held() -> None:
     scene = finished_held()
     scene.live(12)

@@ -159,10 +159,44 @@ def test_leases_of_transfers_that_are_confirmed_are_no_leak() -> None:
 
 
 def test_a_client_or_two_that_went_away_are_what_a_lease_is_for() -> None:
-    scene = lease_burst(keys=":limit=2")
+    scene = lease_burst(keys=":limit=2", total=801)
     scene.live(20)
     assert len(scene.ledger.lapses) == 2
     assert not scene.alarms()
+
+
+def test_one_lease_that_kept_much_of_the_pool_counts() -> None:
+    scene = lease_burst(keys=":limit=1", total=101)
+    scene.live(20)
+    (lapse,) = scene.ledger.lapses
+    finding = scene.only(LEASE_BURST)
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", [lapse.id])
+    assert value(finding, "largest_burst_share") == round(len(lapse.blocks) / 100, 4)
+
+
+@pytest.mark.parametrize(("look_before_s", "verdict"), [(1.0, "likely"), (8.0, ""), (None, "")])
+def test_one_large_lease_of_an_engine_that_reports_both_ends_alike(look_before_s: float | None, verdict: str) -> None:
+    """The lease takes 20 s. A look that lasts nearly half of it may have found a transfer that ended by
+    itself, and an idle engine may not have looked at all.
+    """
+    scene, blocks = Spoken(), list(range(1, 30))
+    scene.arrive(1, blocks)
+    scene.log.finished(1, Status.FINISHED_LENGTH_CAPPED)
+    scene.log.free_deferred(1, blocks, Holder.CONNECTOR, lease_deadline_ns=scene.clock.ns + 20_000_000_000)
+    scene.say()
+    scene.wait(20 - (look_before_s or 0))
+    if look_before_s is not None:
+        scene.log.step_launched(1, [9], [1])
+        scene.wait(look_before_s)
+    else:
+        scene.watch.feed([scene.packer.heartbeat()])
+    scene.log.completion_delivered(1)
+    scene.log.released(1, blocks, Release.TRANSFER_DONE)
+    scene.say()
+    assert scene.ledger.lapses
+    found = scene.firing(LEASE_BURST)
+    assert [finding.verdict for finding in found] == [verdict] * bool(verdict)
+    assert all(finding.missing for finding in found)
 
 
 @pytest.mark.parametrize(("looks_s", "verdict"), [(None, ""), (8, ""), (15, "likely")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Final, NamedTuple
 
 from kvscope.monitor.detectors.detector import Detector
@@ -34,6 +35,7 @@ def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst
     return most
 
 
+HALF_A_LEASE: Final = 0.5
 EITHER_END: Final = "whether the lease or the consumer ended each: the engine reports both in the same way"
 LEASE_BURST_DO_NOW: Final = (
     "Inspect the consumers: each expired lease is a request that no consumer fetched or confirmed. Its client still"
@@ -52,6 +54,7 @@ class LeaseBurst(Detector[Judgement]):
     position = 130
 
     min_requests = Threshold(3, "requests", "one or two are clients that disconnected between the two engines")
+    min_share = Threshold(0.05, "of the pool", "fewer leases count if they kept more: less is not what others wait for")
     burst_s = Threshold(1, "s", "blocks that are freed within a second delay no queue for longer")
     remember_s = Threshold(
         600, "s", "leases last up to minutes, and two that expire minutes apart belong to the same incident"
@@ -67,10 +70,10 @@ class LeaseBurst(Detector[Judgement]):
         remember = settings(self.remember_s)
         lapses = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
         requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
-        if len(requests) < settings(self.min_requests):
+        if not self._matters(ledger, settings, lapses):
             return
         state, at = ledger.state, ledger.at
-        proven = len({lapse.id for lapse in lapses if lapse.named}) >= settings(self.min_requests)
+        proven = self._matters(ledger, settings, [lapse for lapse in lapses if lapse.named])
         usable = state.total - state.reserved
         blocks = sorted({block for lapse in lapses for block in lapse.blocks})
         longest = max(lapses, key=lambda lapse: lapse.at_ns - lapse.since_ns)
@@ -120,3 +123,15 @@ class LeaseBurst(Detector[Judgement]):
             ),
             missing="" if proven else EITHER_END,
         )
+
+    def _matters(self, ledger: EngineLedger, settings: Settings, lapses: Sequence[LapsedLease]) -> bool:
+        """Return whether these are many, or kept much of the pool. Where the engine reports a lease and a transfer in
+        the same way, fewer must be as sure as many, of which each was found over in a look as long as half of it.
+        """
+        many, least_share = settings(self.min_requests), settings(self.min_share)
+        if len({lapse.id for lapse in lapses}) >= many:
+            return True
+        usable = ledger.state.total - ledger.state.reserved
+        blocks = {block for lapse in lapses for block in lapse.blocks}
+        much = bool(blocks) and len(blocks) >= least_share * usable
+        return much and prod({lapse.id: lapse.chance for lapse in lapses}.values()) <= HALF_A_LEASE**many

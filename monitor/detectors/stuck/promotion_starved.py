@@ -60,15 +60,16 @@ class PromotionStarved(Detector[Judgement]):
     def _from_stream(
         self, ledger: EngineLedger, settings: Settings, living: Living, ready: list[RequestState]
     ) -> Iterator[Judgement]:
-        # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them.
-        head = ledger.head()
-        overtaken = {r.number for r in ready if was_overtaken(r, r.ready_ns, living.running)}
-        ready = [r for r in ready if r.number in overtaken or _was_due(r, head)]
+        # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them,
+        # or the engine reports each that it puts back in the queue: then these are not behind the head.
+        head, queues = ledger.head(), ledger.description.queues_ready
+        skipped = {r.number for r in ready if queues or was_overtaken(r, r.ready_ns, living.running)}
+        ready = [r for r in ready if r.number in skipped or _was_due(r, head)]
         grace_s = at_pace_s(ledger, settings, self.grace_s)
         late = overdue_requests(
             ledger,
             ready,
-            lambda r: r.ready_ns if r.number in overtaken else max(r.ready_ns, r.since_ns),
+            lambda r: r.ready_ns if r.number in skipped else max(r.ready_ns, r.since_ns),
             ledger.looked_ns,
             grace_s,
         )
