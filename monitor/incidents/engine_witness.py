@@ -88,10 +88,7 @@ class EngineWitness:
         self._ended_s_of: dict[int, float] = {}
         """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
-        """Requests that ended in one pass, if they were most of those that ran, and when.
-
-        They are forgotten once a request had to wait, or as many run again.
-        """
+        """Requests that ended in one pass, most of those that ran, until one waits or as many run again, and when."""
         self._cap = engine.config.max_num_seqs
         self._being_written: dict[int, dict[int, int]] = {}
         """By step in flight: the blocks that it writes, with the request."""
