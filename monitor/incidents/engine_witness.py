@@ -21,6 +21,7 @@ from kvscope.engine.requests.request import Request
 from kvscope.engine.scheduling.step_plan import SchedulerOutput
 from kvscope.monitor.events.kinds import Cause, Release, Status
 from kvscope.monitor.incidents.eviction_causes import EvictionCauses
+from kvscope.monitor.incidents.held_back_requests import held_back
 from kvscope.monitor.incidents.truth.episode_end import FreedBy
 from kvscope.monitor.incidents.waste_log import WasteLog
 
@@ -83,8 +84,7 @@ class EngineWitness:
         self._ran_before = 0
         self._planned_s = self._passed_s = 0.0
         self._blocked: tuple[str, int, int] | None = None
-        """The head that the last pass left without room, how many waited then, and how many behind it would have fit.
-        """
+        """The head that the last pass left without room, how many waited then, and how many it held back."""
         self._ended_s_of: dict[int, float] = {}
         """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
@@ -168,18 +168,19 @@ class EngineWitness:
             self.waste.add("head-of-line", self._planned_s, fitting * passed_s, (head,))
 
     def _blocked_head(self) -> tuple[str, int, int] | None:
-        """Return the head that has no room after this pass, how many wait and how many behind it would fit.
+        """Return the head that has no room after this pass, how many wait and how many it holds back.
 
         None count behind one that no free pool could hold: it does not wait for others to end.
         """
-        waiting, manager = self.engine.scheduler.waiting, self.engine.manager
+        scheduler, manager = self.engine.scheduler, self.engine.manager
+        waiting, running = scheduler.waiting, len(scheduler.running)
         if not len(waiting) or waiting.head().cause != Cause.KV_BLOCKS:
             return None
-        free = manager.pool.num_free
         fits_alone = manager.blocks_for(waiting.head().num_tokens) <= manager.pool.usable
         behind = islice(waiting, 1, 1 + INSPECTED_BEHIND) if fits_alone else ()
-        fitting = sum(manager.blocks_for(request.num_tokens) <= free for request in behind)
-        return waiting.head().id, len(waiting), fitting
+        needs = [manager.blocks_for(request.num_tokens) for request in behind]
+        places = scheduler.state.seqs_allowed - running
+        return waiting.head().id, len(waiting), held_back(needs, manager.pool.num_free, places, others_run=running > 0)
 
     def _planned(self, plan: SchedulerOutput) -> None:
         scheduler, now_s = self.engine.scheduler, self.now_s
@@ -270,7 +271,7 @@ class EngineWitness:
         elif outputs == self._outputs_before.get(number, 0) and victim.num_computed_tokens:
             self.waste.add("preempted-in-vain", now_s, victim.num_computed_tokens, (victim.id,))
         self._outputs_before[number] = outputs
-        if victim is not beneficiary and self.engine.manager.num_fenced:
+        if victim is not beneficiary and self._fenced:
             self.waste.add("preempted-behind-fence", now_s, victim.num_computed_tokens, (victim.id,))
 
     # ---------------------------------------------------------------- blocks and the prefix cache

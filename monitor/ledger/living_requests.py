@@ -19,6 +19,7 @@ _OUTSIDE: Final = frozenset(
         Status.WAITING_FOR_STREAMING_REQ,
     )
 )
+_IS_BEHIND: Final = int(Cause.BEHIND_HEAD)
 _OUTSIDE_CAUSES: Final = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)))
 
 
@@ -61,7 +62,7 @@ def was_left_out(record: RequestState, head: RequestState) -> bool:
 
 def refused_last(requests: Iterable[RequestState]) -> RequestState | None:
     """Return the waiting request that the scheduler passed over last. One that it has since sent to wait for something
-    outside holds back no other.
+    outside holds back no other, and one that was passed over because it stands behind another is not the first.
     """
     refused = [r for r in requests if r.times_passed_over and r.is_waiting and r.cause not in _OUTSIDE_CAUSES]
-    return max(refused, key=lambda r: r.since_ns, default=None)
+    return max(refused, key=lambda r: (r.cause != _IS_BEHIND, r.since_ns), default=None)

@@ -133,15 +133,17 @@ def test_what_an_ordinary_prompt_would_have_evicted_too_is_no_flush(healthy: Cal
     assert not healthy().firing(FLUSHED)
 
 
-def waiting_head(step_s: float, seconds: float) -> Spoken:
-    """The head of the queue lacks blocks for so long, while a step after the other takes `step_s`."""
+def waiting_head(step_s: float, seconds: float, held: int = 10) -> Spoken:
+    """The head of the queue lacks blocks for so long, while a step after the other takes `step_s`. held: blocks of 40
+    that the running request holds.
+    """
     scene = Spoken(total=41)
     log = scene.log
-    scene.arrive(1, list(range(1, 11)))
+    scene.arrive(1, list(range(1, 1 + held)))
     for number, blocks in ((2, 35), (3, 2)):
         log.arrived(number, f"r-{number}", 4 * blocks, 8, 0, blocks, blocks + 2)
         log.queued(number, Cause.NEW)
-    log.allocation_failed(2, 35, 30)
+    log.allocation_failed(2, 35, 40 - held)
     for step in range(round(seconds / step_s)):
         log.not_scheduled(2, Cause.KV_BLOCKS, step + 1)
         log.tick()
@@ -149,7 +151,7 @@ def waiting_head(step_s: float, seconds: float) -> Spoken:
         scene.say()
         scene.wait(step_s)
         log.progressed([1], [40 + step], [step])
-        log.step_completed(step, round(step_s * 1e9), Limit.KV, 30, 0, 10)
+        log.step_completed(step, round(step_s * 1e9), Limit.KV, 40 - held, 0, held)
     scene.say()
     return scene
 
@@ -165,20 +167,24 @@ def test_a_head_that_waits_for_some_long_steps_is_not() -> None:
     assert waiting_head(6.0, 330).firing("stuck.head-of-line")
 
 
-def head_of_an_idle_engine(seconds: int, behind: int) -> Spoken:
+def head_of_an_idle_engine(seconds: int, behind: int, fetched: int = 10, ready: bool = False) -> Spoken:
     """Nothing runs, the scheduler makes passes, and blocks that are fetched for a request are what the head lacks. The
-    one behind it needs `behind` blocks of 30.
+    one behind it needs `behind` blocks of those that are left of 40. ready: the fetch has ended, and its request stands
+    behind the head as well.
     """
     scene = Spoken(total=41, settings=["stuck.remote-load.grace_s=1000"])
     log = scene.log
     log.arrived(1, "r-1", 40, 8, 0, 10, 12)
-    log.allocated(1, list(range(1, 11)))
+    log.allocated(1, list(range(1, 1 + fetched)))
     log.waiting_on(1, Status.WAITING_FOR_REMOTE_KVS)
-    for number, blocks in ((2, 35), (3, behind)):
+    for number, blocks in ((2, 40), (3, behind)):
         log.arrived(number, f"r-{number}", 4 * blocks, 8, 0, blocks, blocks + 2)
         log.queued(number, Cause.NEW)
-    log.allocation_failed(2, 35, 30)
+    log.allocation_failed(2, 40, 40 - fetched)
     log.not_scheduled(2, Cause.KV_BLOCKS, 1)
+    if ready:
+        scene.wait(1)
+        log.not_scheduled(1, Cause.BEHIND_HEAD, 1)
     for second in range(seconds):
         scene.packer._vitals = lambda passes=second: Vitals(-1, 0, 0, 3, 0, 0, 10 + passes)  # type: ignore[misc]
         scene.wait(1)
@@ -193,6 +199,35 @@ def test_a_head_that_waits_for_a_fetch_alone_is_found_sooner() -> None:
     assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["r-2"])
     assert (value(finding, "running"), value(finding, "waiting_that_fit")) == (0, 1)
     assert not head_of_an_idle_engine(200, behind=31).firing("stuck.head-of-line"), "the one behind has no room"
+
+
+def test_a_request_that_is_ready_behind_the_head_is_not_the_head() -> None:
+    scene = head_of_an_idle_engine(40, behind=2, ready=True)
+    assert scene.ledger.head() is scene.ledger.request("r-2")
+    (finding,) = scene.firing("stuck.head-of-line")
+    assert finding.culprits.requests == ["r-2"]
+
+
+def test_a_request_behind_a_head_that_is_not_known_is_the_first_that_is() -> None:
+    scene = Spoken(total=41)
+    for number, cause in ((1, Cause.BEHIND_HEAD), (2, Cause.NEW)):
+        scene.log.arrived(number, f"r-{number}", 8, 8, 0, 2, 4)
+        scene.log.queued(number, Cause.NEW)
+        if cause == Cause.BEHIND_HEAD:
+            scene.log.not_scheduled(number, cause, 1)
+    scene.say()
+    assert scene.ledger.head() is scene.ledger.request("r-1")
+
+
+def test_any_room_counts_where_nothing_runs() -> None:
+    (finding,) = head_of_an_idle_engine(40, behind=2, fetched=38).firing("stuck.head-of-line")
+    assert (value(finding, "blocks_free"), value(finding, "waiting_that_fit")) == (2, 1)
+    assert not head_of_an_idle_engine(200, behind=3, fetched=38).firing("stuck.head-of-line"), "it has no room"
+
+
+def test_little_room_beside_those_that_run_is_no_head_of_line() -> None:
+    assert waiting_head(0.5, 150, held=36).firing("stuck.head-of-line")
+    assert not waiting_head(0.5, 150, held=37).firing("stuck.head-of-line")
 
 
 def heads_in_turn(held_s: int, behind: int = 2, others: int = 0, turns: int = 5, quiet_turns: int = 5) -> Spoken:

@@ -183,7 +183,7 @@ class SecondTruth:
         self._outputs_before[number] = request.outputs
         if beneficiary == number:
             self._note("preempted-for-itself", account.now_s, computed, [number])
-        elif account.fenced:
+        elif any(step in account.in_flight for step in account.fenced.values()):
             self._note("preempted-behind-fence", account.now_s, computed, [number])
 
     def _admitted(self, event: Run) -> None:

@@ -206,6 +206,18 @@ def test_a_counter_that_drifts_makes_no_eviction_needless() -> None:
     assert sorted(harm.kind for harm in drifting) == ["counters-differ", "prefix-evicted"]
 
 
+@pytest.mark.parametrize(
+    ("fault", "in_vain"), [("thrash.cascade", True), ("leak.deferred-free-stalled:every=3:limit=1", False), ("", False)]
+)
+def test_a_preemption_is_in_vain_only_while_a_step_in_flight_fences_blocks(fault: str, in_vain: bool) -> None:
+    load = (Clients("c", at_once=12, until_s=30, prompt=(40, 60), output=(300, 400)),)
+    kinds = {
+        harm.kind for harm in decide(ended(small(fault, load=load, seconds=31, engine={"async_scheduling": True})))
+    }
+    assert "recomputed-after-preemption" in kinds
+    assert ("preempted-behind-fence" in kinds) == in_vain
+
+
 def test_none_wait_behind_a_head_that_no_pool_could_hold() -> None:
     load = (replace(CHAT, prompt=(200, 300)), Clients("l", at_once=1, until_s=30, prompt=(1_700, 1_800), output=(5, 9)))
     beyond = ended(small("stuck.never-fits", load=load))

@@ -178,6 +178,21 @@ def test_a_block_of_two_requests_concerns_both(tmp_path: Path) -> None:
     assert harm.requests == {"p-0", "p-1"}
 
 
+LOST_BEHIND_FENCES = 28
+"""A run of seed 20261202: until 193 s preemptions free their blocks, and only those that are lost are fenced."""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+def test_a_preemption_beside_fences_that_never_end_frees_its_blocks(tmp_path: Path) -> None:
+    episode = VllmEpisode(LOST_BEHIND_FENCES, 20261202, tmp_path, "blocks-behind-fence")
+    episode.watch()
+    began_s = {harm.kind: harm.since_s for harm in decide(episode.drain())}
+    assert began_s["lost-behind-fence"] == pytest.approx(29.6, abs=1)
+    assert began_s["preempted-behind-fence"] == pytest.approx(193.8, abs=1)
+
+
 LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_AND_NO_ROOM, TWO_GROUPS_IN_QUEUE = 5889, 86628, 88349
 """Runs on which the truth was wrong: a request whose last token is in flight counted as starved, and with two KV cache
 groups the truth saw no queue for blocks.

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from kvscope.engine.requests.request_output import Output
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.incidents.eviction_causes import EvictionCauses
+from kvscope.monitor.incidents.held_back_requests import held_back
 from kvscope.monitor.incidents.on_vllm.vllm_engine import PlannedStep, VllmEngine
 from kvscope.monitor.incidents.truth.episode_end import FreedBy
 from kvscope.monitor.incidents.waste_log import WasteLog
@@ -202,7 +203,8 @@ class VllmWitness:
         if before.outputs == self._outputs_before.get(name, 0) and before.computed and not for_itself:
             self.waste.add("preempted-in-vain", now_s, before.computed, client)
         self._outputs_before[name] = before.outputs
-        if getattr(self.vllm, "deferred_frees", ()):
+        completed = getattr(self.vllm, "processed_step_seq", 0)
+        if any(fence > completed for fence, _ in getattr(self.vllm, "deferred_frees", ())):
             self.waste.add("preempted-behind-fence", now_s, before.computed, client)
 
     def _admitted(self, name: str, start: int) -> None:
@@ -244,7 +246,7 @@ class VllmWitness:
         return list(islice(waiting, most))
 
     def _blocked_head(self) -> tuple[str, int, int] | None:
-        """Return the head that vLLM gave no blocks in this pass, how many wait and how many behind it would fit.
+        """Return the head that vLLM gave no blocks in this pass, how many wait and how many it holds back.
 
         Not seen in engines with LoRA slots: who would fit behind, since a slot may be short too. None count behind one
         that no free pool could hold: it does not wait for others to end.
@@ -255,7 +257,9 @@ class VllmWitness:
         free = self.pool.get_num_free_blocks()
         behind = [request for request in self._plain_waiting(1 + LOOKED_BEHIND) if request.request_id != name]
         counts = not self.engine.draw.loras and self.blocks_needed(requests[name]) < len(self.pool.blocks)
-        fitting = sum(self._blocks_to_admit(each) <= free for each in behind) if counts else 0
+        needs = [self._blocks_to_admit(each) for each in behind] if counts else []
+        running = len(self.vllm.running)
+        fitting = held_back(needs, free, self.vllm.max_num_running_reqs - running, others_run=running > 0)
         return client_name(name), sum(each.status.name in PLAIN_WAITS for each in self.vllm.waiting), fitting
 
     def blocks_needed(self, request: Any) -> int:
