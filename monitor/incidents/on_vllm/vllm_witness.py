@@ -204,7 +204,8 @@ class VllmWitness:
             self.waste.add("preempted-in-vain", now_s, before.computed, client)
         self._outputs_before[name] = before.outputs
         completed = getattr(self.vllm, "processed_step_seq", 0)
-        if any(fence > completed for fence, _ in getattr(self.vllm, "deferred_frees", ())):
+        fenced = any(fence > completed for fence, _ in getattr(self.vllm, "deferred_frees", ()))
+        if fenced and not for_itself:
             self.waste.add("preempted-behind-fence", now_s, before.computed, client)
 
     def _admitted(self, name: str, start: int) -> None:
