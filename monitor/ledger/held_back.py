@@ -44,9 +44,10 @@ def is_short_of_blocks(state: EngineState, head: RequestState) -> bool:
     return refused and head.blocks_needed <= state.total - state.reserved
 
 
-def requests_behind(living: Living, head: RequestState) -> list[RequestState]:
-    """Return those that wait because `head` does."""
-    return [r for r in living.waiting if r is not head and not is_outside(r) and not was_left_out(r, head)]
+def requests_behind(description: EngineDescription, living: Living, head: RequestState) -> list[RequestState]:
+    """Return those that wait because `head` does. One that is ready and was not put back in the queue does not."""
+    waiting = (r for r in living.waiting if r is not head and not is_outside(r) and not was_left_out(r, head))
+    return [r for r in waiting if not (r.ready_ns and description.queues_ready)]
 
 
 def fitting_together(
@@ -115,7 +116,7 @@ class HeldBackQueue:
             present = len(living.waiting) + len(living.running)
             moment = QueueMoment(at_ns, present)
             if head is not None and is_short_of_blocks(state, head):
-                behind = requests_behind(living, head)
+                behind = requests_behind(description, living, head)
                 fitting = len(fitting_together(state, description, behind, len(living.running)))
                 shortage = (head.blocks_needed, head.blocks_free_then, head.refused_at) if fitting else (0, 0, -1)
                 moment = QueueMoment(at_ns, present, fitting, head.id if fitting else "", *shortage)

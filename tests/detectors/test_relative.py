@@ -219,13 +219,8 @@ def test_a_request_behind_a_head_that_is_not_known_is_the_first_that_is() -> Non
     assert scene.ledger.head() is scene.ledger.request("r-1")
 
 
-def test_any_room_counts_where_nothing_runs() -> None:
-    (finding,) = head_of_an_idle_engine(40, behind=2, fetched=38).firing("stuck.head-of-line")
-    assert (value(finding, "blocks_free"), value(finding, "waiting_that_fit")) == (2, 1)
-    assert not head_of_an_idle_engine(200, behind=3, fetched=38).firing("stuck.head-of-line"), "it has no room"
-
-
-def test_little_room_beside_those_that_run_is_no_head_of_line() -> None:
+def test_little_room_is_no_head_of_line() -> None:
+    assert not head_of_an_idle_engine(200, behind=2, fetched=38).firing("stuck.head-of-line")
     assert waiting_head(0.5, 150, held=36).firing("stuck.head-of-line")
     assert not waiting_head(0.5, 150, held=37).firing("stuck.head-of-line")
 

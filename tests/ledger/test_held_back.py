@@ -14,6 +14,7 @@ from kvscope.monitor.ledger.held_back import (
     blocks_to_run,
     fitting_together,
     is_short_of_blocks,
+    requests_behind,
 )
 from kvscope.monitor.ledger.living_requests import sort_living
 from kvscope.monitor.state.engine_state import EngineState
@@ -156,3 +157,11 @@ def test_a_head_is_short_of_blocks_if_it_was_refused_for_blocks_that_the_pool_ha
     assert not is_short_of_blocks(state(), head(needed=101, free=99))  # it never fits, which is another finding
     assert not is_short_of_blocks(state(), head(needed=40, free=40))
     assert not is_short_of_blocks(state(), head(cause=Cause.MAX_NUM_SEQS))
+
+
+@pytest.mark.parametrize("queues_ready", [False, True])
+def test_a_ready_request_that_no_pass_put_back_in_the_queue_is_behind_no_head(queues_ready: bool) -> None:
+    first, ready, other = head(), waiting("ready", ready_ns=S, arrived_ns=S), waiting("other", arrived_ns=S)
+    described = EngineDescription(queues_ready=queues_ready)
+    behind = requests_behind(described, sort_living([first, ready, other]), first)
+    assert [record.id for record in behind] == (["other"] if queues_ready else ["ready", "other"])

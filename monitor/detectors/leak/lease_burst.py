@@ -54,7 +54,9 @@ class LeaseBurst(Detector[Judgement]):
     position = 130
 
     min_requests = Threshold(3, "requests", "one or two are clients that disconnected between the two engines")
-    min_share = Threshold(0.05, "of the pool", "fewer leases count if they kept more: less is not what others wait for")
+    min_share = Threshold(
+        0.05, "of the pool", "fewer leases are information from here on: less is not what others wait for"
+    )
     burst_s = Threshold(1, "s", "blocks that are freed within a second delay no queue for longer")
     remember_s = Threshold(
         600, "s", "leases last up to minutes, and two that expire minutes apart belong to the same incident"
@@ -85,6 +87,7 @@ class LeaseBurst(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if proven else "likely",
+            severity="info" if len(requests) < settings(self.min_requests) else None,
             since_ns=ledger.wall(lapses[0].since_ns),
             position=at(lapses[0].at),
             requests=requests,

@@ -64,9 +64,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         "with nothing running no step frees a block: it waits for a transfer, as stuck.remote-load does for so long",
     )
     min_steps = Threshold(50, "steps", "so many times others may end and give the head their blocks, at any pace")
-    min_free = Threshold(
-        0.1, "of the pool", "beside those that run, less room is no loss to those that wait. With none, any room is"
-    )
+    min_free = Threshold(0.1, "of the pool", "less room is no loss to those that wait")
     min_heads = Threshold(3, "requests", "one or two that wait for less are large requests met by chance")
     min_lost = Threshold(
         0.1, "of the time", "of all requests' time in the pending period: clients notice when a tenth of it is lost"
@@ -139,10 +137,9 @@ class HeadOfLine(Detector[ShortOfBlocks]):
             else at_pace_s(ledger, settings, self.idle_grace_s)
         )
         usable = state.total - state.reserved
-        least_free = settings(self.min_free) * usable if living.running else 0  # each could have the room in turn
-        if age < grace / 2 or state.free < least_free:
+        if age < grace / 2 or state.free < settings(self.min_free) * usable:
             return
-        behind = requests_behind(living, head)
+        behind = requests_behind(ledger.description, living, head)
         certain = state.is_certain_request
         counted_right = not state.damaged or ledger.used_by_engine == state.used
         known = counted_right and certain(head) and (ledger.looked_ns - state.lost_ns) / 1e9 >= grace

@@ -24,7 +24,7 @@ SHORT_STEP_S: Final = 0.05
 NATURAL_VLLM_ENDS: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
 PLAIN_WAITS: Final = ("WAITING", "PREEMPTED")
 LOOKED_EVERY_S: Final = 1.0
-QUEUES: Final = ("kv_holding_waiting", "skipped_waiting", "deferred_waiting", "waiting")
+QUEUES: Final = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """Queues of requests that wait, in one release or another, in the order in which the scheduler tries them."""
 GROUP_BYTES: Final = 4
 """A block's hash ends with its KV cache group, of four bytes."""
