@@ -37,7 +37,7 @@ def test_the_first_transfer_of_an_engine_is_information_for_a_minute() -> None:
     assert finding.culprits.requests == ["r-7"]
 
 
-@pytest.mark.parametrize(("lacks", "verdict", "severity"), [(True, "likely", "error"), (False, "cannot-tell", "info")])
+@pytest.mark.parametrize(("lacks", "verdict", "severity"), [(True, "cannot-tell", "error"), (False, "cannot-tell", "info")])
 def test_first_transfers_that_hold_half_of_the_pool_are_no_information_once_a_request_lacks_it(
     lacks: bool, verdict: str, severity: str
 ) -> None:

@@ -102,14 +102,15 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
     return outside_wait_limit(ledger, settings, history, grace, deferral.since_ns, max(len(deferral.blocks), 1))
 
 
-def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-    """Return whether all that is kept may be slow transfers, of which few have ended, and is not half of the pool that
-    a request lacks.
-    """
+def starves_others(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
+    """Return whether half of the pool is kept while a request lacks blocks: harm, even by transfers that are slow."""
     lacking = any(record.is_waiting and record.blocks_needed for record in ledger.state.requests.values())
-    if (lacking and held.share >= settings(UNPROVEN_SHARE)) or ledger.description.kv_lease_s:
-        return False
-    return all(
+    return lacking and held.share >= settings(UNPROVEN_SHARE)
+
+
+def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
+    """Return whether all that is kept may be slow transfers, of which few have ended."""
+    return not ledger.description.kv_lease_s and all(
         deferral.lease_deadline_ns <= 0
         and received_for_s(ledger, deferral.since_ns)
         < send_limit(ledger, settings, deferral, HELD_GRACE_S).information_s

@@ -28,6 +28,7 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     may_be_first_transfers,
     oldest_deferral_text,
     overdue_sends,
+    starves_others,
 )
 from kvscope.monitor.detectors.leak.held_from_samples import (
     FULL_POOL,
@@ -152,7 +153,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="cannot-tell" if first else "likely" if missing else "confirmed",
-            severity="info" if first else None,
+            severity="info" if first and not starves_others(ledger, settings, held) else None,
             pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),

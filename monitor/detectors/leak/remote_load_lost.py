@@ -101,11 +101,9 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
         )
 
     def _may_be_first(self, ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-        """Return whether all may be slow fetches, of which few have ended, and do not hold half of the pool."""
+        """Return whether all may be slow fetches, of which few have ended."""
         limits = [self._limit(ledger, settings, deferral) for deferral in held.deferrals]
-        return held.share < settings(UNPROVEN_SHARE) and all(
-            received_for_s(ledger, limit.still_since_ns) < limit.information_s for limit in limits
-        )
+        return all(received_for_s(ledger, limit.still_since_ns) < limit.information_s for limit in limits)
 
     def _judge_fetches(
         self, ledger: EngineLedger, settings: Settings, fetching: list[Deferral]
@@ -126,7 +124,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="cannot-tell" if is_first else verdict,
-            severity="info" if is_first else None,
+            severity="info" if is_first and held.share < settings(UNPROVEN_SHARE) else None,
             pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),

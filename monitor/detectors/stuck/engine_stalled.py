@@ -312,8 +312,9 @@ def _halt(
     """
     step = min(steps_in_flight(ledger), key=lambda s: s.since_ns, default=None)
     if step is not None:
-        # A heartbeat may overtake the events of the step that ended before this one.
-        since = max(step.since_ns, ledger.step_times.completed_ns, ledger.beats.other_step_ns)
+        # A heartbeat may overtake the events of the step that ended before this one, or they are lost.
+        lost_ns = ledger.losses[-1].at_ns - ledger.wall(1) + 1 if ledger.losses else 0
+        since = max(step.since_ns, ledger.step_times.completed_ns, ledger.beats.other_step_ns, lost_ns)
         tokens = f" ({counted(step.tokens, 'token')})" if step.tokens else ""
         return step, since, f"step {step.step}{tokens} was launched and has not completed"
     if ledger.state.mode:

@@ -149,7 +149,7 @@ class RemoteLoad(Detector[Judgement]):
         blocks = blocks_of_requests(late.records)
         share = len(blocks) / (state.total - state.reserved)
         until_ns = could_report_until_ns(ledger)
-        is_first = share < settings(UNPROVEN_SHARE) and all(
+        is_first = all(
             (until_ns - limits[r.number].still_since_ns) / 1e9 < limits[r.number].information_s for r in late.records
         )
         ended = [record for record in late.records if record.fetch_ended_ns]
@@ -160,7 +160,8 @@ class RemoteLoad(Detector[Judgement]):
             code=self.code,
             began_at=_began_at(late.records[0]),
             unseen="" if len(ended) == count else UNKNOWN_PACE if is_first else TRANSFER_PROGRESS,
-            severity="info" if is_first else None,
+            is_unproven=is_first,
+            severity="info" if is_first and share < settings(UNPROVEN_SHARE) else None,
             blocks=tuple(blocks),
             evidence=(
                 Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),

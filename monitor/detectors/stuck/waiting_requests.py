@@ -81,16 +81,18 @@ def missing_after_loss(ledger: EngineLedger) -> str:
     return LOST_WAKE if ledger.state.damaged else ""
 
 
-def overdue_judgement(ledger: EngineLedger, late: Overdue, *, began_at: int, unseen: str = "", **own: Any) -> Judgement:
+def overdue_judgement(
+    ledger: EngineLedger, late: Overdue, *, began_at: int, unseen: str = "", is_unproven: bool = False, **own: Any
+) -> Judgement:
     """Judge requests that are overdue by the stream, since the event at `began_at`. `own` is the code's own evidence.
 
     unseen: the signal that would exclude a slow but sound wait, which a time alone does not. With one, the verdict is
-    likely.
+    likely. is_unproven: nothing shows yet how long such a wait takes, and the verdict is cannot-tell.
     """
     best_verdict: Verdict = "likely" if unseen else stream_verdict(ledger)
     return Judgement(
         engine=ledger.engine,
-        verdict="cannot-tell" if own.get("severity") == "info" else best_verdict,
+        verdict="cannot-tell" if is_unproven else best_verdict,
         pending=late.pending,
         since_ns=ledger.wall(late.since_ns),
         position=ledger.at(began_at),

@@ -215,7 +215,7 @@ class VllmWitness:
         missed, gone = self._lookups.pop(name, (0, []))
         if missed:
             self.waste.add("prefix-missed", self.now_s, missed, (client_name(name),))
-        elif gone and not self.preemptions[name]:
+        if gone and not self.preemptions[name]:
             most = self._blocks_to_admit(self.vllm.requests[name])
             flushed = self._evictions.blocks_flushed(([content] for content in gone), name, most)
             self.waste.add_lost_prefix(self.now_s, flushed * self.block_size, (len(gone) - flushed) * self.block_size)
@@ -430,7 +430,7 @@ class VllmWitness:
             kept = (n for n, each in enumerate(digests) if not self.pool.get_cached_block(each, [0]))
             there = next(kept, len(digests))
         latest = self._evictions.latest
-        gone = [] if there else list(takewhile(latest.__contains__, map(bytes, digests)))
+        gone = list(takewhile(latest.__contains__, map(bytes, digests[there:])))
         self._lookups[request.request_id] = there * self.block_size, gone
 
 
