@@ -237,6 +237,27 @@ def test_a_step_scheduled_ahead_counts_from_the_end_of_the_one_before() -> None:
     assert scene.found_after(60) <= 12
 
 
+def test_a_step_whose_predecessor_may_have_ended_in_a_loss_counts_from_the_loss() -> None:
+    scene = Timed(StepCost(4.0))
+    scene.enter(1, 100)
+    for _ in range(80):
+        scene.run({1: 1})
+    scene.log.step_launched(81, [1], [1])
+    scene.log.step_launched(82, [1], [1])
+    scene.say()
+    scene.step_number = 82  # heartbeats name the later of the two
+    scene.hang(4.0)
+    scene.log.step_completed(81, 4_000_000_000, Limit.NONE, -1, -1, -1)
+    scene.log.flush(-1, -1, (-1, -1, -1, -1))
+    assert [*scene.packer.pack()], "its end is lost"
+    scene.log.progressed([1], [181], [82])
+    scene.say()
+    scene.hang(5.0)
+    assert scene.ledger.state.damaged
+    assert not scene.firing(STALLED)
+    assert scene.found_after(30) <= 8
+
+
 def test_an_engine_with_rare_slow_steps_stalls_only_likely_until_a_step_takes_three_times_the_longest() -> None:
     scene = Timed(StepCost(0.1))
     scene.enter(1, 100)
