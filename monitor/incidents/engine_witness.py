@@ -360,7 +360,7 @@ class EngineWitness:
         there = next((n for n, digest in enumerate(wanted) if manager.pool.find(digest) is None), len(wanted))
         if there and len(groups) == 1:
             self.waste.add("prefix-missed", self.now_s, there * size, (request.id,))
-            wanted = wanted[there:]  # what was evicted behind it is lost as well
+            wanted = wanted[there:]  # the cache also lost what came behind it
         if not request.num_preemptions:
             latest = self._evictions.latest
             keys = ([in_group(digest, group) for group in groups] for digest in wanted)

@@ -45,7 +45,7 @@ def is_short_of_blocks(state: EngineState, head: RequestState) -> bool:
 
 
 def requests_behind(description: EngineDescription, living: Living, head: RequestState) -> list[RequestState]:
-    """Return those that wait because `head` does. One that is ready and was not put back in the queue does not."""
+    """Return those that wait because `head` does. A ready one that no pass put back in the queue does not."""
     waiting = (r for r in living.waiting if r is not head and not is_outside(r) and not was_left_out(r, head))
     return [r for r in waiting if not (r.ready_ns and description.queues_ready)]
 

@@ -1,4 +1,4 @@
-"""Transfers whose end an idle engine learned only when it was woken: its connector was not polled meanwhile."""
+"""Transfers whose end an idle engine learned only when something woke it: it had not polled its connector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LATE_SENDS: Final = 128
 
 
 class LateSend(NamedTuple):
-    """A transfer whose end was reported right after a sleep, and the sleep, on the engine's monotonic clock."""
+    """A transfer that the connector reported right after a sleep, and the sleep, on the engine's monotonic clock."""
 
     sent: OutsideWait
     slept_since_ns: int

@@ -84,7 +84,7 @@ class CachedPrompts:
         return 0
 
     def clear(self) -> None:
-        """Forget all, as events that were lost may have changed what is cached."""
+        """Forget all, as lost events may have changed the cache."""
         self._by_hash.clear()
         self._order.clear()
         self._blocks = 0
@@ -99,7 +99,7 @@ def _places(blocks: int) -> Iterator[int]:
 
 
 def _has_kept(prompt: CachedPrompt, place: int, value: int, hashes: Sequence[int], born: Sequence[int]) -> bool:
-    """Whether the prompt's block at this place has this hash and was not allocated again."""
+    """Whether the prompt's block at this place has this hash, and nothing allocated it again."""
     block = prompt.blocks[place]
     return bool(value) and hashes[block] == value and born[block] < prompt.at_ns
 

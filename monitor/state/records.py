@@ -187,7 +187,7 @@ class ComputedPrompt(NamedTuple):
     blocks: int
     hit: int
     again: int
-    """A lower bound of blocks computed or fetched although their content was cached when it was looked up."""
+    """A lower bound of blocks computed or fetched although the cache had their content at the lookup."""
     at: int = UNKNOWN_POSITION
     """The position of its first token."""
     kept: int = 0
@@ -197,7 +197,7 @@ class ComputedPrompt(NamedTuple):
 
     @property
     def missed(self) -> int:
-        """A lower bound of the blocks that need not have been computed or fetched."""
+        """A lower bound of the blocks that the cache could have supplied."""
         return max(self.again - self.ends_full, 0)
 
 

@@ -186,7 +186,7 @@ def test_what_is_reported_as_soon_as_the_engine_is_woken_was_sent_before(sleep_s
 
 
 def test_transfers_that_end_while_a_woken_engine_works_show_no_sleep() -> None:
-    """The connector is asked again, and is done with them only seconds later."""
+    """The engine asks the connector again, which is done with them only seconds later."""
     scene = Watched(connector_share=1.0, faults=[IDLE_NOT_POLLED])
     connector = scene.lab.connector
     assert connector is not None

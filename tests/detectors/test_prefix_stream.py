@@ -128,7 +128,7 @@ def test_a_cache_that_never_hits_is_likely_the_cause_of_what_it_missed() -> None
 
 
 def test_a_cache_that_hits_others_may_miss_a_part() -> None:
-    """No lookup is reported of a prompt that asks for none."""
+    """The engine reports no lookup of a prompt that asks for none."""
     (finding,) = missed_beside(hits=1).firing(PREFIX_HITS)
     assert finding.verdict == "likely"
     assert value(finding, "cached_blocks_recomputed") == 40
@@ -137,7 +137,7 @@ def test_a_cache_that_hits_others_may_miss_a_part() -> None:
 
 @pytest.mark.parametrize("hits", [0, 1])
 def test_one_of_several_groups_may_miss_a_part(hits: int) -> None:
-    """A window that was left behind vetoes a hit."""
+    """A window that the group left behind vetoes a hit."""
     assert not missed_beside(hits=hits, groups=2).firing(PREFIX_HITS)
 
 

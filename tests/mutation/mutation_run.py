@@ -126,7 +126,7 @@ def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
 
 
 def _words_of(mutant: Mutant) -> tuple[str, ...]:
-    """Return the words by one of which a test's file names what is mutated."""
+    """Return the words by one of which a test's file names the mutated place."""
     stem = mutant.module.rpartition(".")[2]
     if mutant.value is None:
         return stem, stem.replace("_", "-")

@@ -64,7 +64,7 @@ class IdleNotPolled(Detector[Judgement]):
     )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield what is kept while the engine is idle and does not ask, or else what was when it was woken."""
+        """Yield what the connector keeps while the engine is idle and does not ask, or else kept as it woke."""
         if not ledger.has_stream:
             return
         now, holds = list[Judgement](), connector_holds(ledger)

@@ -61,7 +61,7 @@ class PromotionStarved(Detector[Judgement]):
         self, ledger: EngineLedger, settings: Settings, living: Living, ready: list[RequestState]
     ) -> Iterator[Judgement]:
         # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them,
-        # or the engine reports each that it puts back in the queue: then these are not behind the head.
+        # or the engine reports each that it puts back in the queue: then these do not stand behind the head.
         head, queues = ledger.head(), ledger.description.queues_ready
         skipped = {r.number for r in ready if queues or was_overtaken(r, r.ready_ns, living.running)}
         ready = [r for r in ready if r.number in skipped or _was_due(r, head)]

@@ -199,7 +199,7 @@ class VllmWitness:
         client = (client_name(name),)
         lost, lost_s = self._lost.get(name, (0, now_s))
         self._lost[name] = max(lost, before.computed), lost_s
-        for_itself = name == self._refused  # it was refused, and nothing else was left to preempt
+        for_itself = name == self._refused  # it got no blocks, and ran alone
         if before.outputs == self._outputs_before.get(name, 0) and before.computed and not for_itself:
             self.waste.add("preempted-in-vain", now_s, before.computed, client)
         self._outputs_before[name] = before.outputs

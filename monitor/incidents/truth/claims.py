@@ -43,7 +43,7 @@ CLAIMS: Final[dict[str, Claim]] = {
     "fetched-and-not-taken": Claim("stuck.lost-wakeup", ("stuck.remote-load",)),
     # Taken in late, when something else woke the engine: until then it was the same, and its client waited as long.
     "fetched-while-asleep": Claim("stuck.lost-wakeup", ("stuck.remote-load",)),
-    # Taken in late by an engine that makes passes: it was not told.
+    # An engine that makes passes took it in late, as nothing told it.
     "fetched-and-passed-over": Claim("stuck.remote-load", ("stuck.lost-wakeup",)),
     "fetch-never-ends": Claim("stuck.remote-load"),
     "never-reaches-the-scheduler": Claim("stuck.front-end", ("stuck.lost-request",)),
