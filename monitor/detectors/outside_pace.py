@@ -2,7 +2,7 @@
 
 Transfers that were seen to end give the pace, in proportion to their blocks. While others that began before end, one
 that still waits may stand behind them. Before several have ended, nothing in the stream separates a slow transfer from
-a lost one: for a minute such a finding is information, unless half of the pool is held.
+a lost one: for a minute such a finding is information, and cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -33,10 +33,6 @@ UNSEEN_TIMES: Final = Threshold(
 """A threshold of leak.finished-held, and of all waits for a transfer."""
 FEWEST_SEEN: Final = Threshold(
     9, "transfers", "of ten alike the last is the longest in one case of ten: so many show what is usual"
-)
-"""A threshold of leak.finished-held, and of all waits for a transfer."""
-UNPROVEN_SHARE: Final = Threshold(
-    0.5, "of the pool", "half of the load has no room left, however long the first transfers may take"
 )
 """A threshold of leak.finished-held, and of all waits for a transfer."""
 UNKNOWN_PACE: Final = "how long a transfer takes here: too few have ended, and a slow one looks the same"

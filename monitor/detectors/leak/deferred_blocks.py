@@ -9,7 +9,6 @@ from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds
 from kvscope.monitor.detectors.outside_pace import (
     HELD_GRACE_S,
-    UNPROVEN_SHARE,
     OutsideWaitLimit,
     outside_wait_limit,
     taken_up_until_ns,
@@ -100,12 +99,6 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
     """Return how long the connector may take to send the blocks of a deferral without a lease."""
     history = ledger.outside_waits.sends
     return outside_wait_limit(ledger, settings, history, grace, deferral.since_ns, max(len(deferral.blocks), 1))
-
-
-def starves_others(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-    """Return whether half of the pool is kept while a request lacks blocks: harm, even by transfers that are slow."""
-    lacking = any(record.is_waiting and record.blocks_needed for record in ledger.state.requests.values())
-    return lacking and held.share >= settings(UNPROVEN_SHARE)
 
 
 def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:

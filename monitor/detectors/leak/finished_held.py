@@ -28,7 +28,6 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     may_be_first_transfers,
     oldest_deferral_text,
     overdue_sends,
-    starves_others,
 )
 from kvscope.monitor.detectors.leak.held_from_samples import (
     FULL_POOL,
@@ -56,7 +55,6 @@ from kvscope.monitor.detectors.outside_pace import (
     HELD_GRACE_S,
     TIMES_LONGEST_WAIT,
     UNKNOWN_PACE,
-    UNPROVEN_SHARE,
     UNSEEN_TIMES,
 )
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S
@@ -113,7 +111,6 @@ class FinishedHeld(Detector[HoldsBlocks]):
     times_longest = TIMES_LONGEST_WAIT
     unseen_times = UNSEEN_TIMES
     fewest_seen = FEWEST_SEEN
-    unproven_share = UNPROVEN_SHARE
     starved_s = STARVED_S
     lease_s = LEASE_S
     min_samples = MIN_CHANGES
@@ -153,7 +150,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="cannot-tell" if first else "likely" if missing else "confirmed",
-            severity="info" if first and not starves_others(ledger, settings, held) else None,
+            severity="info" if first else None,
             pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),

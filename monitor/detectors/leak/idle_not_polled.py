@@ -19,7 +19,6 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     overdue_when_polled,
     received_for_s,
     send_limit,
-    starves_others,
 )
 from kvscope.monitor.detectors.outside_pace import UNKNOWN_PACE
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -102,7 +101,7 @@ class IdleNotPolled(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="cannot-tell" if first else "likely" if missing else "confirmed",
-            severity="info" if first and not starves_others(ledger, settings, held) else None,
+            severity="info" if first else None,
             pending=pending,
             since_ns=ledger.wall(state.heartbeat.at_ns) - round(unpolled * 1e9),
             position=at(ledger.beats.polled_at),

@@ -27,7 +27,6 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
 )
 from kvscope.monitor.detectors.outside_pace import (
     UNKNOWN_PACE,
-    UNPROVEN_SHARE,
     OutsideWaitLimit,
     outside_wait_limit,
 )
@@ -124,7 +123,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
             code=self.code,
             engine=ledger.engine,
             verdict="cannot-tell" if is_first else verdict,
-            severity="info" if is_first and held.share < settings(UNPROVEN_SHARE) else None,
+            severity="info" if is_first else None,
             pending=pending,
             since_ns=ledger.wall(held.deferrals[0].since_ns),
             position=at(held.kept_at[0]),

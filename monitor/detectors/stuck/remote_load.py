@@ -10,7 +10,6 @@ from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.outside_pace import (
     UNKNOWN_PACE,
-    UNPROVEN_SHARE,
     OutsideWaitLimit,
     outside_wait_limit,
 )
@@ -161,7 +160,7 @@ class RemoteLoad(Detector[Judgement]):
             began_at=_began_at(late.records[0]),
             unseen="" if len(ended) == count else UNKNOWN_PACE if is_first else TRANSFER_PROGRESS,
             is_unproven=is_first,
-            severity="info" if is_first and share < settings(UNPROVEN_SHARE) else None,
+            severity="info" if is_first else None,
             blocks=tuple(blocks),
             evidence=(
                 Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),
