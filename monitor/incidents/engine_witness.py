@@ -25,7 +25,7 @@ from kvscope.monitor.incidents.held_back_requests import held_back
 from kvscope.monitor.incidents.truth.episode_end import FreedBy
 from kvscope.monitor.incidents.waste_log import WasteLog
 
-INSPECTED_BEHIND: Final = 16
+INSPECTED_BEHIND: Final = 256
 """Requests behind a refused head that are asked whether they would fit."""
 ASKED_EVERY_S: Final = 1.0
 """An idle engine polls its connector several times in that. One that polls only at its next request does not."""

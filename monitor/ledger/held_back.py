@@ -44,10 +44,10 @@ def is_short_of_blocks(state: EngineState, head: RequestState) -> bool:
     return refused and head.blocks_needed <= state.total - state.reserved
 
 
-def requests_behind(description: EngineDescription, living: Living, head: RequestState) -> list[RequestState]:
-    """Return those that wait because `head` does. A ready one that no pass put back in the queue does not."""
-    waiting = (r for r in living.waiting if r is not head and not is_outside(r) and not was_left_out(r, head))
-    return [r for r in waiting if not (r.ready_ns and description.queues_ready)]
+def requests_behind(living: Living, head: RequestState) -> list[RequestState]:
+    """Return those that wait because `head` does. A ready one may wait for another reason: that no pass queued it."""
+    others = (record for record in living.waiting if record is not head and not record.ready_ns)
+    return [record for record in others if not is_outside(record) and not was_left_out(record, head)]
 
 
 def fitting_together(
@@ -116,7 +116,7 @@ class HeldBackQueue:
             present = len(living.waiting) + len(living.running)
             moment = QueueMoment(at_ns, present)
             if head is not None and is_short_of_blocks(state, head):
-                behind = requests_behind(description, living, head)
+                behind = requests_behind(living, head)
                 fitting = len(fitting_together(state, description, behind, len(living.running)))
                 shortage = (head.blocks_needed, head.blocks_free_then, head.refused_at) if fitting else (0, 0, -1)
                 moment = QueueMoment(at_ns, present, fitting, head.id if fitting else "", *shortage)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Holder, Preempt, Release, Status
+from kvscope.monitor.events.kinds import Holder, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Watched, lockstep, value
 from tests.detectors.spoken import Spoken
 
@@ -130,11 +130,29 @@ def test_four_requests_that_end_together_without_a_preemption_are_a_wave(
     assert bool(scene.firing(LOCKSTEP)) == fires
 
 
+@pytest.mark.parametrize(("steps_between", "verdict"), [(1, "confirmed"), (6, "likely")])
+def test_a_wave_that_ends_over_many_steps_may_end_so_by_chance(steps_between: int, verdict: str) -> None:
+    """Two of eight end half a second before the others, steps of half a second or of less lie between."""
+    scene = wave_of_eight(early=2, steps_between=steps_between)
+    (finding,) = scene.firing(LOCKSTEP)
+    assert finding.verdict == verdict
+    assert ("end as close" in finding.missing) == (verdict == "likely")
+
+
 def wave_of_eight(
-    *, blocks: int = 80, stay: int = 0, queued: int = 8, outside: int = 0, kept: int = 0, after_s: float = 1.0
+    *,
+    blocks: int = 80,
+    stay: int = 0,
+    queued: int = 8,
+    outside: int = 0,
+    kept: int = 0,
+    after_s: float = 1.0,
+    early: int = 0,
+    steps_between: int = 1,
 ) -> Spoken:
     """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then
     `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of them had until then.
+    `early` end half a second before the others, and so many steps lie between.
     """
     scene = Spoken(total=81)
     each = blocks // 8
@@ -146,6 +164,11 @@ def wave_of_eight(
     for _ in range(12):
         scene.wait(1)
     for number, mine in held.items():
+        if early and number == early + 1:
+            for step in range(steps_between):
+                scene.log.step_launched(step, [8], [1])
+                scene.wait(0.5 / steps_between)
+                scene.log.step_completed(step, round(0.5e9 / steps_between), Limit.NONE, -1, -1, -1)
         scene.log.finished(number, Status.FINISHED_STOPPED)
         if number <= kept:
             scene.log.free_deferred(number, mine, Holder.CONNECTOR)

@@ -159,9 +159,7 @@ def test_a_head_is_short_of_blocks_if_it_was_refused_for_blocks_that_the_pool_ha
     assert not is_short_of_blocks(state(), head(cause=Cause.MAX_NUM_SEQS))
 
 
-@pytest.mark.parametrize("queues_ready", [False, True])
-def test_a_ready_request_that_no_pass_put_back_in_the_queue_is_behind_no_head(queues_ready: bool) -> None:
+def test_a_ready_request_is_behind_no_head() -> None:
     first, ready, other = head(), waiting("ready", ready_ns=S, arrived_ns=S), waiting("other", arrived_ns=S)
-    described = EngineDescription(queues_ready=queues_ready)
-    behind = requests_behind(described, sort_living([first, ready, other]), first)
-    assert [record.id for record in behind] == (["other"] if queues_ready else ["ready", "other"])
+    behind = requests_behind(sort_living([first, ready, other]), first)
+    assert [record.id for record in behind] == ["other"]

@@ -1,9 +1,9 @@
 """collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues.
 
-From the stream, by the ends of requests and the queue after them (confirmed). From metrics, by usage, Running, Waiting
-and the count of finished requests at scrapes up to 20 s apart (likely). From a log, which lacks that count
-(cannot-tell). From a bug report, by a fall of usage, the pool's size and the load's command: a hypothesis, never above
-cannot-tell.
+From the stream, by the ends of requests and the queue after them (confirmed within a step or two, likely over more).
+From metrics, by usage, Running, Waiting and the count of finished requests at scrapes up to 20 s apart (likely). From a
+log, which lacks that count (cannot-tell). From a bug report, by a fall of usage, the pool's size and the command of the
+load: a hypothesis, never above cannot-tell.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from kvscope.monitor.detectors.collapse.usage_fall import (
     is_new_work,
 )
 from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s
+from kvscope.monitor.detectors.engine_pace import at_pace_s, pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
+from kvscope.monitor.detectors.preemptions import LOST_EVENTS
 from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
 from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -49,6 +50,12 @@ CHECK_TIMEOUTS: Final = (
 LOCKSTEP_WONT_HELP = (
     "More KV memory, or fewer concurrent requests: the same happens at any usage.",
     "Looking for preemptions: there were none.",
+)
+
+
+TOGETHER_BY_CHANCE: Final = (
+    "whether these requests started together: over so many steps, others that last about as long end as close to each"
+    " other now and then"
 )
 
 
@@ -122,7 +129,7 @@ class Lockstep(Detector[Judgement]):
         for burst in reversed(bursts):
             wave = self._next_wave(ledger, settings, burst)
             if wave is not None:
-                yield self._judge_burst(ledger, burst, wave, bursts)
+                yield self._judge_burst(ledger, settings, burst, wave, bursts)
                 return
 
     def _bursts(self, ledger: EngineLedger, settings: Settings) -> list[list[RequestState]]:
@@ -179,7 +186,12 @@ class Lockstep(Detector[Judgement]):
         return None
 
     def _judge_burst(
-        self, ledger: EngineLedger, burst: Sequence[RequestState], wave: Point, bursts: Sequence[Sequence[RequestState]]
+        self,
+        ledger: EngineLedger,
+        settings: Settings,
+        burst: Sequence[RequestState],
+        wave: Point,
+        bursts: Sequence[Sequence[RequestState]],
     ) -> Judgement:
         before, after = _around_burst(ledger, burst)
         assert before is not None
@@ -190,10 +202,12 @@ class Lockstep(Detector[Judgement]):
         first, last = burst[0].finished_ns, burst[-1].finished_ns
         spread = (last - first) / 1e9
         freed = sum(record.peak_blocks for record in burst)
+        in_step = spread <= pace_s(ledger, settings, self.within_steps)
+        missing = LOST_EVENTS if ledger.state.damaged else "" if in_step else TOGETHER_BY_CHANCE
         return Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if ledger.state.damaged else "confirmed",
+            verdict="likely" if missing else "confirmed",
             since_ns=ledger.wall(first),
             position=ledger.at(burst[0].since_at),
             requests=tuple(record.id for record in burst),
@@ -219,6 +233,7 @@ class Lockstep(Detector[Judgement]):
             do_now=LOCKSTEP_DO_NOW,
             change=_lockstep_change(ledger),
             wont_help=LOCKSTEP_WONT_HELP,
+            missing=missing,
         )
 
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

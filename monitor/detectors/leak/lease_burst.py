@@ -70,7 +70,9 @@ class LeaseBurst(Detector[Judgement]):
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield recent leases that only their expiry ended."""
         remember = settings(self.remember_s)
-        lapses = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
+        recent = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
+        names_all = ledger.description.engine == "kvscope"  # what it does not name, a transfer has ended
+        lapses = [lapse for lapse in recent if lapse.named or not names_all]
         requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
         if not self._matters(ledger, settings, lapses):
             return

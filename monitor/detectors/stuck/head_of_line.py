@@ -139,7 +139,7 @@ class HeadOfLine(Detector[ShortOfBlocks]):
         usable = state.total - state.reserved
         if age < grace / 2 or state.free < settings(self.min_free) * usable:
             return
-        behind = requests_behind(ledger.description, living, head)
+        behind = requests_behind(living, head)
         certain = state.is_certain_request
         counted_right = not state.damaged or ledger.used_by_engine == state.used
         known = counted_right and certain(head) and (ledger.looked_ns - state.lost_ns) / 1e9 >= grace

@@ -18,7 +18,7 @@ from kvscope.monitor.incidents.on_vllm.vllm_engine import PlannedStep, VllmEngin
 from kvscope.monitor.incidents.truth.episode_end import FreedBy
 from kvscope.monitor.incidents.waste_log import WasteLog
 
-LOOKED_BEHIND: Final = 16
+LOOKED_BEHIND: Final = 256
 """Requests behind a refused head that are asked whether they would fit."""
 SHORT_STEP_S: Final = 0.05
 NATURAL_VLLM_ENDS: Final = (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED)
