@@ -44,7 +44,8 @@ def _in_turn(draws: list[list[Mutant]]) -> list[Mutant]:
 def area_of(module: str) -> str:
     """Return the area of a module."""
     path = path_of(module).relative_to(ROOT).as_posix()
-    return next(area for area, places in AREAS.items() if path.startswith(places))
+    # The state that findings are judged from is not drawn from. The review's mutants of it count with the findings.
+    return next((area for area, places in AREAS.items() if path.startswith(places)), "findings")
 
 
 def files_of(place: Path) -> list[Path]:

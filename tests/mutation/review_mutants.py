@@ -61,7 +61,7 @@ REVIEW_MUTANTS: Final = (
     ),
     ReviewMutant(
         "the last block of a prompt, always computed, counts",
-        *(f"{RULES}collapse.prefix_hits", "PrefixHits._missed_windows", "prompt.again > 1", ">= 1"),
+        *("kvscope.monitor.state.cached_prompts", "with_kept", "prompt.kept > ", ">= COMPUTED_ALWAYS + prompt.again"),
     ),
 )
 
