@@ -100,17 +100,18 @@ class Evictions:
         """Record that this content is cached, again or for the first time, at stream position `at`.
 
         number, prompt_blocks: of the request whose prompt missed it. No blocks if no prompt did, as where a preempted
-        request is computed again or an output repeats.
+        request is computed again, which is the cost of its preemption, or an output repeats.
         """
         own = self._by_request.get(number)
         made = self.made - (own.evicted if own is not None else 0)  # until its lookup
         for value in hashes:
             evictor, nth = self.gone.pop(value, (None, 0))
-            if evictor is not None:
-                if not evictor.missed:
-                    self.culprits.append(evictor)
-                evictor.missed += 1
-                evictor.missed_at = at
-                if prompt_blocks and made - nth < evictor.evicted - prompt_blocks:
-                    evictor.for_its_size += 1
-                    evictor.for_its_size_at = at
+            if evictor is None or not prompt_blocks:
+                continue
+            if not evictor.missed:
+                self.culprits.append(evictor)
+            evictor.missed += 1
+            evictor.missed_at = at
+            if made - nth < evictor.evicted - prompt_blocks:
+                evictor.for_its_size += 1
+                evictor.for_its_size_at = at
