@@ -52,9 +52,12 @@ def is_outside(record: RequestState) -> bool:
 
 def was_left_out(record: RequestState, head: RequestState) -> bool:
     """Return whether the scheduler tries `head` though this one is as urgent and is ready: it was before the head
-    arrived, or came before the head and was ready when the head was last refused.
+    arrived, or came before the head and was ready when the head was last refused. Not if the engine reports since that
+    it stands behind the head: some releases turn around the order of requests that they pass over.
     """
     if not record.ready_ns or head.preemptions or head.priority < record.priority:
+        return False
+    if record.cause == _IS_BEHIND and record.passed_over_at > record.ready_at:
         return False
     came_before = (record.arrived_ns, record.number) < (head.arrived_ns, head.number)
     return head.arrived_ns > record.ready_ns or (came_before and head.passed_over_at > record.ready_at)

@@ -37,6 +37,7 @@ def test_a_ready_request_whose_passes_end_before_the_queue_waits_for_its_turn(ov
         log.step_completed(step, 500_000_000, Limit.TOKENS, 2, 0, 29)
     starved = scene.firing("stuck.promotion-starved")
     assert [finding.culprits.requests for finding in starved] == ([["r-2"]] if overtaken else [])
+    assert {finding.verdict for finding in starved} <= {"likely"}, "the engine reports it in its queue"
 
 
 @pytest.mark.parametrize("queues_ready", [False, True])
@@ -46,6 +47,7 @@ def test_an_engine_that_queues_the_ready_in_each_pass_has_skipped_one_that_is_no
     _waits_for_slots(scene, queued=False)
     starved = scene.firing("stuck.promotion-starved")
     assert [finding.culprits.requests for finding in starved] == ([["r-3"]] if queues_ready else [])
+    assert {finding.verdict for finding in starved} <= {"confirmed"}
 
 
 def test_one_that_was_put_back_in_the_queue_waits_for_its_turn() -> None:

@@ -16,7 +16,7 @@ from kvscope.monitor.ledger.held_back import (
     is_short_of_blocks,
     requests_behind,
 )
-from kvscope.monitor.ledger.living_requests import sort_living
+from kvscope.monitor.ledger.living_requests import sort_living, was_left_out
 from kvscope.monitor.state.engine_state import EngineState
 from kvscope.monitor.state.records import RequestState
 
@@ -157,6 +157,20 @@ def test_a_head_is_short_of_blocks_if_it_was_refused_for_blocks_that_the_pool_ha
     assert not is_short_of_blocks(state(), head(needed=101, free=99))  # it never fits, which is another finding
     assert not is_short_of_blocks(state(), head(needed=40, free=40))
     assert not is_short_of_blocks(state(), head(cause=Cause.MAX_NUM_SEQS))
+
+
+@pytest.mark.parametrize(
+    ("cause", "passed_over_at", "left_out"),
+    [(Cause.BEHIND_HEAD, 9, False), (Cause.BEHIND_HEAD, 3, True), (Cause.REMOTE_KV, 9, True)],
+)
+def test_a_ready_request_that_stands_behind_the_head_by_the_engines_word_was_not_left_out(
+    cause: Cause, passed_over_at: int, left_out: bool
+) -> None:
+    """Before it was ready, that says nothing of its turn."""
+    ready = waiting("ready", ready_ns=S, ready_at=5, cause=cause, passed_over_at=passed_over_at)
+    later = head(name="later one")
+    later.arrived_ns = 2 * S
+    assert was_left_out(ready, later) is left_out
 
 
 def test_a_ready_request_is_behind_no_head() -> None:

@@ -27,6 +27,9 @@ from kvscope.monitor.text import duration
 
 CLOSED_PASS: Final = frozenset((Cause.TOKEN_BUDGET, Cause.MAX_NUM_SEQS, Cause.PAUSED, Cause.PREEMPTION_IN_STEP))
 """Limits of a whole pass: with one reached, the scheduler tries no waiting request, however long it has been ready."""
+IN_QUEUE: Final = CLOSED_PASS | {Cause.BEHIND_HEAD}
+"""Reasons that an engine gives for requests in its queue."""
+QUEUE_ORDER: Final = "the order of the engine's queue: some releases turn around that of requests that they pass over"
 
 
 class PromotionStarved(Detector[Judgement]):
@@ -78,11 +81,14 @@ class PromotionStarved(Detector[Judgement]):
         state, at, count = ledger.state, ledger.at, len(late.records)
         blocks = blocks_of_requests(late.records)
         admitted = sum(record.admitted_ns > late.since_ns for record in living.running)
+        # The engine itself reports where it stands: later ones may pass it by the order of the queue.
+        in_queue = any(r.cause in IN_QUEUE and r.passed_over_at > r.ready_at for r in late.records)
         yield overdue_judgement(
             ledger,
             late,
             code=self.code,
             began_at=late.records[0].ready_at,
+            unseen=QUEUE_ORDER if in_queue else "",
             blocks=tuple(blocks),
             evidence=(
                 Evidence(
