@@ -1,9 +1,9 @@
 """collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues.
 
-From the stream, by the ends of requests and the queue after them (confirmed within a step or two, likely over more).
-From metrics, by usage, Running, Waiting and the count of finished requests at scrapes up to 20 s apart (likely). From a
-log, which lacks that count (cannot-tell). From a bug report, by a fall of usage, the pool's size and the command of the
-load: a hypothesis, never above cannot-tell.
+From the stream, by the ends of requests and the queue after them (confirmed within a step or two, or if they
+started together, and else likely). From metrics, by usage, Running, Waiting and the count of finished requests at
+scrapes up to 20 s apart (likely). From a log, which lacks that count (cannot-tell). From a bug report, by a fall of
+usage, the pool's size and the load's command: a hypothesis, never above cannot-tell.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ LOCKSTEP_WONT_HELP = (
 
 
 TOGETHER_BY_CHANCE: Final = (
-    "whether these requests started together: over so many steps, others that last about as long end as close to each"
-    " other now and then"
+    "whether these requests belong together: they did not start together, and over so many steps others end as close to"
+    " each other now and then"
 )
 
 
@@ -164,6 +164,12 @@ class Lockstep(Detector[Judgement]):
         life = statistics.median(record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst)
         return spread <= settings(self.max_spread) * life
 
+    def _began_together(self, burst: Sequence[RequestState], settings: Settings) -> bool:
+        """Whether they were admitted as close together as they ended: a wave whose prompts took several steps."""
+        admitted = [record.admitted_ns or record.arrived_ns for record in burst]
+        life = statistics.median(record.finished_ns - began for record, began in zip(burst, admitted, strict=True))
+        return max(admitted) - min(admitted) <= settings(self.max_spread) * life
+
     def _fell(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
         """Whether most of what ran ended with the burst and the pool emptied, and by no preemption."""
         before, after = _around_burst(ledger, burst)
@@ -202,7 +208,7 @@ class Lockstep(Detector[Judgement]):
         first, last = burst[0].finished_ns, burst[-1].finished_ns
         spread = (last - first) / 1e9
         freed = sum(record.peak_blocks for record in burst)
-        in_step = spread <= pace_s(ledger, settings, self.within_steps)
+        in_step = spread <= pace_s(ledger, settings, self.within_steps) or self._began_together(burst, settings)
         missing = LOST_EVENTS if ledger.state.damaged else "" if in_step else TOGETHER_BY_CHANCE
         return Judgement(
             code=self.code,
