@@ -39,41 +39,27 @@ from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, percent
 
 LOCKSTEP_DO_NOW = ("Do not restart. Every one of these requests completed, and nothing is lost.",)
-
-
 CHECK_TIMEOUTS: Final = (
     "Compare the time with the clients' time-outs. If the clients gave up and retried, raise the time-out or lower"
     " the load. If each got an answer, nothing is lost.",
 )
-
-
 LOCKSTEP_WONT_HELP = (
     "More KV memory, or fewer concurrent requests: the same happens at any usage.",
     "Looking for preemptions: there were none.",
 )
-
-
 TOGETHER_BY_CHANCE: Final = (
     "whether these requests belong together: they did not start together, and over so many steps others end as close to"
     " each other now and then"
 )
-
-
 # As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are checked.
 NATURAL_ENDS = frozenset((int(Status.FINISHED_STOPPED), int(Status.FINISHED_LENGTH_CAPPED)))
-
-
 WAITS_OUTSIDE = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT), int(Cause.PAUSED)))
 """Waits that neither a place nor a block ends."""
-
-
 PREEMPTIONS_HIDDEN = {
     "log": "vLLM's log cannot print preemptions",
     "metrics": "vLLM's own counter moves only with a preempted request's next token",
     "prometheus": "vLLM's own counter moves only with a preempted request's next token",
 }
-
-
 FINISHED_NS: Final = attrgetter("finished_ns")
 
 

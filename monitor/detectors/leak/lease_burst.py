@@ -69,10 +69,7 @@ class LeaseBurst(Detector[Judgement]):
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield recent leases that only their expiry ended."""
-        remember = settings(self.remember_s)
-        recent = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
-        names_all = ledger.description.engine == "kvscope"  # what it does not name, a transfer has ended
-        lapses = [lapse for lapse in recent if lapse.named or not names_all]
+        lapses = self._recent_lapses(ledger, settings)
         requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
         if not self._matters(ledger, settings, lapses):
             return
@@ -128,6 +125,12 @@ class LeaseBurst(Detector[Judgement]):
             ),
             missing="" if proven else EITHER_END,
         )
+
+    def _recent_lapses(self, ledger: EngineLedger, settings: Settings) -> list[LapsedLease]:
+        remember = settings(self.remember_s)
+        recent = [lapse for lapse in ledger.lapses if ledger.age_s(lapse.at_ns) < remember]
+        names_all = ledger.description.engine == "kvscope"  # what it does not name, a transfer has ended
+        return [lapse for lapse in recent if lapse.named or not names_all]
 
     def _matters(self, ledger: EngineLedger, settings: Settings, lapses: Sequence[LapsedLease]) -> bool:
         """Return whether these are many, or kept much of the pool. Where the engine reports a lease and a transfer in

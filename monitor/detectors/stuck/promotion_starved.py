@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvscope.monitor.detectors.detector import Causes, Detector
@@ -11,6 +11,7 @@ from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests
 from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
 from kvscope.monitor.detectors.stuck.waiting_requests import (
+    Overdue,
     overdue_judgement,
     overdue_requests,
     requests_text,
@@ -27,9 +28,6 @@ from kvscope.monitor.text import duration
 
 CLOSED_PASS: Final = frozenset((Cause.TOKEN_BUDGET, Cause.MAX_NUM_SEQS, Cause.PAUSED, Cause.PREEMPTION_IN_STEP))
 """Limits of a whole pass: with one reached, the scheduler tries no waiting request, however long it has been ready."""
-IN_QUEUE: Final = CLOSED_PASS | {Cause.BEHIND_HEAD}
-"""Reasons that an engine gives for requests in its queue."""
-QUEUE_ORDER: Final = "the order of the engine's queue: some releases turn around that of requests that they pass over"
 
 
 class PromotionStarved(Detector[Judgement]):
@@ -78,30 +76,15 @@ class PromotionStarved(Detector[Judgement]):
         )
         if late is None:
             return
-        state, at, count = ledger.state, ledger.at, len(late.records)
+        count = len(late.records)
         blocks = blocks_of_requests(late.records)
-        admitted = sum(record.admitted_ns > late.since_ns for record in living.running)
-        # The engine itself reports where it stands: later ones may pass it by the order of the queue.
-        in_queue = any(r.cause in IN_QUEUE and r.passed_over_at > r.ready_at for r in late.records)
         yield overdue_judgement(
             ledger,
             late,
             code=self.code,
             began_at=late.records[0].ready_at,
-            unseen=QUEUE_ORDER if in_queue else "",
             blocks=tuple(blocks),
-            evidence=(
-                Evidence(
-                    "requests_ready", count, "requests", position=at(*(record.ready_at for record in late.records))
-                ),
-                Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
-                Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-                Evidence("admitted_since_ready", admitted, "requests", position=at(state.places.moved)),
-                Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
-                Evidence(
-                    "blocks_held", len(blocks), "blocks", position=at(*(record.ready_at for record in late.records))
-                ),
-            ),
+            evidence=_ready_evidence(ledger, late, living.running, blocks),
             explanation=(
                 f"{requests_text(late)} {'is' if count == 1 else 'are'} ready, {since_text(ledger, late)}"
                 f" ({duration(late.age_s)}): what {'it' if count == 1 else 'they'} waited for has arrived. The"
@@ -132,3 +115,19 @@ def _was_due(record: RequestState, head: RequestState | None) -> bool:
     if record.cause in CLOSED_PASS and record.passed_over_at > record.ready_at:
         return False
     return head is None or (head.cause not in CLOSED_PASS and was_left_out(record, head))
+
+
+def _ready_evidence(
+    ledger: EngineLedger, late: Overdue, running: Sequence[RequestState], blocks: Sequence[int]
+) -> tuple[Evidence, ...]:
+    state, at = ledger.state, ledger.at
+    ready_at = at(*(record.ready_at for record in late.records))
+    admitted = sum(record.admitted_ns > late.since_ns for record in running)
+    return (
+        Evidence("requests_ready", len(late.records), "requests", position=ready_at),
+        Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
+        Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+        Evidence("admitted_since_ready", admitted, "requests", position=at(state.places.moved)),
+        Evidence("running", len(running), "requests", position=at(state.places.moved)),
+        Evidence("blocks_held", len(blocks), "blocks", position=ready_at),
+    )
