@@ -219,6 +219,12 @@ def test_a_request_behind_a_head_that_is_not_known_is_the_first_that_is() -> Non
     assert scene.ledger.head() is scene.ledger.request("r-1")
 
 
+def test_a_head_for_which_enough_is_free_is_not_short_of_blocks() -> None:
+    """The account is broken: what the engine refuses it for lack of is free by its own events."""
+    assert waiting_head(0.5, 150, held=6).firing("stuck.head-of-line")
+    assert not waiting_head(0.5, 150, held=5).firing("stuck.head-of-line")
+
+
 def test_little_room_is_no_head_of_line() -> None:
     assert not head_of_an_idle_engine(200, behind=2, fetched=38).firing("stuck.head-of-line")
     assert waiting_head(0.5, 150, held=36).firing("stuck.head-of-line")

@@ -137,7 +137,8 @@ class HeadOfLine(Detector[ShortOfBlocks]):
             else at_pace_s(ledger, settings, self.idle_grace_s)
         )
         usable = state.total - state.reserved
-        if age < grace / 2 or state.free < settings(self.min_free) * usable:
+        # With enough free for it, the engine's count is another, which findings of a broken account are about.
+        if age < grace / 2 or not settings(self.min_free) * usable <= state.free < head.blocks_needed:
             return
         behind = requests_behind(living, head)
         certain = state.is_certain_request
