@@ -8,7 +8,9 @@ from typing import Final, NamedTuple
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.leak.connector_holds import connector_holds
 from kvscope.monitor.detectors.outside_pace import (
+    FEWEST_SEEN,
     HELD_GRACE_S,
+    UNPROVEN_SHARE,
     OutsideWaitLimit,
     outside_wait_limit,
     taken_up_until_ns,
@@ -102,8 +104,12 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
 
 
 def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-    """Return whether all that is kept may be slow transfers, of which few have ended."""
-    return not ledger.description.kv_lease_s and all(
+    """Return whether all that is kept may be slow transfers, of which few have ended. Not if as many as show a
+    pace hold half of the pool while a request lacks blocks.
+    """
+    many = held.share >= settings(UNPROVEN_SHARE) and len(held.deferrals) >= settings(FEWEST_SEEN)
+    lacking = any(record.is_waiting and record.blocks_needed for record in ledger.state.requests.values())
+    return not (ledger.description.kv_lease_s or (many and lacking)) and all(
         deferral.lease_deadline_ns <= 0
         and received_for_s(ledger, deferral.since_ns)
         < send_limit(ledger, settings, deferral, HELD_GRACE_S).information_s

@@ -55,6 +55,7 @@ from kvscope.monitor.detectors.outside_pace import (
     HELD_GRACE_S,
     TIMES_LONGEST_WAIT,
     UNKNOWN_PACE,
+    UNPROVEN_SHARE,
     UNSEEN_TIMES,
 )
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S
@@ -111,6 +112,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
     times_longest = TIMES_LONGEST_WAIT
     unseen_times = UNSEEN_TIMES
     fewest_seen = FEWEST_SEEN
+    unproven_share = UNPROVEN_SHARE
     starved_s = STARVED_S
     lease_s = LEASE_S
     min_samples = MIN_CHANGES
