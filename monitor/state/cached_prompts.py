@@ -99,13 +99,19 @@ def _places(blocks: int) -> Iterator[int]:
 
 
 def _has_kept(prompt: CachedPrompt, place: int, value: int, hashes: Sequence[int], born: Sequence[int]) -> bool:
-    """Whether the prompt's block at this place has this hash, and nothing allocated it again."""
+    """Whether the prompt's block at this place has this hash, and nothing allocated it again.
+
+    Where groups have windows a prompt lacks its first blocks, and a hash may stand at another place in it.
+    """
+    if place >= len(prompt.blocks):
+        return False
     block = prompt.blocks[place]
     return bool(value) and hashes[block] == value and born[block] < prompt.at_ns
 
 
 def with_kept(prompts: list[ComputedPrompt], description: EngineDescription) -> list[ComputedPrompt]:
-    """Return the prompts with what other blocks held counted as recomputed, where one group sees everything.
+    """Return the prompts with only what a lookup could have hit counted as recomputed, in whichever blocks it was,
+    where one group sees everything.
 
     Elsewhere a group whose window has left a prefix behind lets the others miss it too.
     """
@@ -114,6 +120,8 @@ def with_kept(prompts: list[ComputedPrompt], description: EngineDescription) -> 
     if partial or len(groups) > 1:
         return prompts
     return [
-        prompt._replace(again=prompt.kept, ends_full=True) if prompt.kept > COMPUTED_ALWAYS + prompt.again else prompt
+        prompt._replace(again=prompt.kept, ends_full=True)
+        if prompt.kept > COMPUTED_ALWAYS + prompt.again
+        else prompt._replace(again=prompt.could_hit)
         for prompt in prompts
     ]

@@ -194,6 +194,10 @@ class ComputedPrompt(NamedTuple):
     """Blocks computed although other blocks, cached before it was admitted, have their content still."""
     ends_full: bool = False
     """Whether its last full block ends the prompt, so that it is computed in any case."""
+    could_hit: int = 0
+    """The part of `again` right behind the blocks hit, if the prompt's blocks are of one KV group. Behind a block that
+    the cache lacked, a lookup finds nothing.
+    """
 
     @property
     def missed(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice, takewhile
 from typing import Final
 
 from kvscope.monitor.events.kinds import CAUSE_OF, Cause, Kind, Status
@@ -164,8 +165,10 @@ def _fold_first_token(state: EngineState, record: RequestState, _args: list[int]
     again = max(full - hit - record.cached_blocks - others, 0)
     kept = _count_kept(state, record, full) if state.cached_prompts is not None else 0
     ends_full = record.prompt_tokens % state.block_size == 0
+    not_entered = takewhile(lambda block: not state.hashes[block], islice(record.blocks, hit, full))
+    could_hit = min(again, sum(1 for _ in not_entered)) if again else 0
     state.computed_prompts.append(
-        ComputedPrompt(record.id, state.now_ns, full, hit, again, state.position, kept, ends_full)
+        ComputedPrompt(record.id, state.now_ns, full, hit, again, state.position, kept, ends_full, could_hit)
     )
 
 

@@ -286,11 +286,14 @@ def save_adapter(directory: Path, number: int) -> Any:
 
 
 def waves(begin: Begin) -> None:
-    """Eight alike requests at a time take nine tenths of the pool; the next eight come when all have ended."""
+    """Eight alike requests at a time take nine tenths of the pool; the next eight come when all have ended.
+
+    They run for several scrapes of the metrics page, on a fast machine too: shorter ones end together by chance.
+    """
     engine = begin(
         hf_overrides=SLOWER,
         kv_transfer_config=None,
-        num_gpu_blocks_override=200,
+        num_gpu_blocks_override=262,
         max_num_seqs=8,
         max_num_batched_tokens=512,
     )
@@ -298,7 +301,7 @@ def waves(begin: Begin) -> None:
     def load() -> None:
         if not engine.engine.has_unfinished_requests():
             for _ in range(8):
-                engine.ask(f"alike-{engine.came}", 600, 120)
+                engine.ask(f"alike-{engine.came}", 600, 360)
 
     serve_metrics()
     engine.run(FOR_GOOD, load)
