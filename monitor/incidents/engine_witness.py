@@ -178,7 +178,7 @@ class EngineWitness:
             return None
         fits_alone = manager.blocks_for(waiting.head().num_tokens) <= manager.pool.usable
         behind = islice(waiting, 1, 1 + INSPECTED_BEHIND) if fits_alone else ()
-        needs = [manager.blocks_for(request.num_tokens) for request in behind]
+        needs = [manager.blocks_for(each.num_tokens) - sum(map(len, manager.held(each.number))) for each in behind]
         places = scheduler.state.seqs_allowed - running
         return waiting.head().id, len(waiting), held_back(needs, manager.pool.num_free, places, others_run=running > 0)
 

@@ -303,9 +303,10 @@ class EngineLedger:
         except NotAFrame as error:
             return self._unreadable(keyframe, str(error))
         state.lost_at = (keyframe.sequence << EVENT_BITS | EVENT_MASK) if state.damaged else UNKNOWN_POSITION
+        before = self.state.heartbeat if self.ready else None
         self.state = self._begun(state)
         self.tally.in_step = False
-        self._heartbeat_received(None, state.heartbeat)
+        self._heartbeat_received(before, state.heartbeat)
         self.ready = True
         self.sequence = keyframe.sequence
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0

@@ -344,3 +344,23 @@ def test_a_heartbeat_that_overtakes_the_end_of_a_step_does_not_make_the_next_one
     scene.hang(0.1)
     assert not scene.firing(STALLED)
     assert scene.found_after(30) <= 8
+
+
+def test_a_keyframe_that_follows_lost_heartbeats_does_not_make_the_step_it_names_late() -> None:
+    """Two steps in flight. The heartbeats after the end of the first are lost, and a keyframe names the second."""
+    scene = Timed(StepCost(0.1))
+    scene.enter(1, 100)
+    for _ in range(60):
+        scene.run({1: 1})
+    scene.launch({1: 150})
+    scene.log.step_launched(scene.step_number + 1, [1], [1])
+    scene.say()
+    scene.hang(8.0)
+    scene.step_number += 1
+    scene.clock.sleep(0.1)
+    scene.packer._vitals = lambda: Vitals(scene.step_number, 1, 1, 0, 0, 0, scene.step_number)
+    scene.packer.heartbeat()
+    scene.watch.feed([decode(encode(scene.packer.keyframe()))])
+    scene.watch.settle()
+    assert not scene.firing(STALLED)
+    assert scene.found_after(10) >= 4

@@ -129,6 +129,10 @@ class RawAccount:
         """Return the blocks that all of its tokens take, of every group."""
         return -(-request.tokens // self.block_size) * self.groups
 
+    def lacks(self, request: RawRequest) -> int:
+        """Return those of them that it does not have yet."""
+        return self.needs(request) - sum(map(len, request.table.values()))
+
     def _of(self, number: int) -> RawRequest:
         if number not in self.requests:
             self.requests[number] = RawRequest(number, self.now_s, moved_s=self.now_s)

@@ -102,7 +102,7 @@ class SecondTruth:
         self._note("queued-for-blocks", since_s, len(account.waiting) * passed_s, names)
         waits_for_others = min(account.needs(one) for one in short) <= account.usable
         behind = [one for one in account.waiting.values() if one not in short and waits_for_others]
-        fitting = sum(account.needs(one) <= account.free for one in behind)
+        fitting = sum(account.lacks(one) <= account.free for one in behind)
         if fitting:
             self._note("head-of-line", since_s, fitting * passed_s, names)
 

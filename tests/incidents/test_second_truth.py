@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.draws import draw_run, fault_in_turn
 from kvscope.monitor.incidents.truth.what_happened import Harm, decide
 from tests.incidents.checked_runs import KeptRun, RunToCheck, drawn_at_random, end_of_draw
 from tests.incidents.second_truth import SecondHarm, SecondTruth
@@ -25,6 +26,13 @@ effect of a later hang.
 @pytest.mark.parametrize(("number", "seed"), [QUEUE_BEFORE_A_FREE, LEASE_AFTER_A_SHARED_PREFIX, FENCE_BEFORE_A_HANG])
 def test_the_methods_agree_where_the_truth_was_wrong(number: int, seed: int, tmp_path: Path) -> None:
     assert [*disagreements(check_run(RunToCheck("own", number, seed), tmp_path))] == []
+
+
+def test_a_request_that_waits_with_some_blocks_lacks_only_the_others(tmp_path: Path) -> None:
+    """f-29 stands at the head, short of blocks. Behind it p-3 needs 19, and has kept 7 since its fetch: 12 are free."""
+    end = end_of_draw(draw_run(96, 20261206, fault_in_turn(96)), tmp_path)
+    second = SecondTruth(tmp_path, end.watched_s).harms["head-of-line"].requests
+    assert "f-29" in second & {harm.kind: harm for harm in decide(end)}["head-of-line"].requests
 
 
 CROWDED = (Clients("c", at_once=8, until_s=30, prompt=(200, 300), output=(100, 200)),)

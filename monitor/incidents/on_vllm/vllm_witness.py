@@ -258,7 +258,9 @@ class VllmWitness:
         free = self.pool.get_num_free_blocks()
         behind = [request for request in self._plain_waiting(1 + LOOKED_BEHIND) if request.request_id != name]
         counts = not self.engine.draw.loras and self.blocks_needed(requests[name]) < len(self.pool.blocks)
-        needs = [self._blocks_to_admit(each) for each in behind] if counts else []
+        needs = (
+            [self._blocks_to_admit(each) - len(self.blocks_of(each.request_id)) for each in behind] if counts else []
+        )
         running = len(self.vllm.running)
         fitting = held_back(needs, free, self.vllm.max_num_running_reqs - running, others_run=running > 0)
         return client_name(name), sum(each.status.name in PLAIN_WAITS for each in self.vllm.waiting), fitting
