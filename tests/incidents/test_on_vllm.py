@@ -193,6 +193,21 @@ def test_a_preemption_beside_fences_that_never_end_frees_its_blocks(tmp_path: Pa
     assert began_s["preempted-behind-fence"] == pytest.approx(193.8, abs=1)
 
 
+REFUSED_EARLIER = 32
+"""A run of seed 20261207: the empty pool had no room for p-1, and at the end vLLM tries others first."""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+def test_a_request_that_the_empty_pool_was_too_small_for_never_fits(tmp_path: Path) -> None:
+    episode = VllmEpisode(REFUSED_EARLIER, 20261207, tmp_path, vllm_fault_in_turn(REFUSED_EARLIER, "0.32.0"))
+    episode.watch()
+    harms = {harm.kind: harm for harm in decide(episode.drain())}
+    assert "p-1" in harms["needs-more-than-the-pool"].requests
+    assert "p-2" in harms["waits-behind-another"].requests
+
+
 LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_AND_NO_ROOM, TWO_GROUPS_IN_QUEUE = 5889, 86628, 88349
 """Runs on which the truth was wrong: a request whose last token is in flight counted as starved, and with two KV cache
 groups the truth saw no queue for blocks.

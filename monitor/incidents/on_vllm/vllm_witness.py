@@ -85,8 +85,8 @@ class VllmWitness:
         self._evictions = EvictionCauses()
         self._allocating, self._refused = "", ""
         """The request that is being allocated blocks, and the one that got none in this pass."""
-        self._refused_at = 0
-        """How many blocks were free when it got none."""
+        self._refused_of: dict[str, int] = {}
+        """By request, the most blocks that were free when it got none, since it last got some."""
         self._lookups: dict[str, tuple[int, list[bytes]]] = {}
         """By request, the tokens that its last lookup missed though they were cached, and the contents evicted."""
         self._one_group = len(self.tables()) == 1
@@ -267,8 +267,7 @@ class VllmWitness:
 
     def blocks_needed(self, request: Any) -> int:
         """Return the blocks that all of its tokens take at least: more than were free when it was given none."""
-        refused_at = self._refused_at if request.request_id == self._refused else -1
-        return max(self.least_blocks(request.num_tokens), refused_at + 1)
+        return max(self.least_blocks(request.num_tokens), self._refused_of.get(request.request_id, -1) + 1)
 
     def least_blocks(self, tokens: int) -> int:
         """Return the blocks without which the last of so many tokens cannot be computed.
@@ -363,10 +362,12 @@ class VllmWitness:
             self._allocating, self._serving = request.request_id, True
             given = allocate(request, *args, **named)
             self._serving = False
+            name, free = request.request_id, self.pool.get_num_free_blocks()
             if given is None:
-                self._refused, self._refused_at = request.request_id, self.pool.get_num_free_blocks()
-            elif self._refused == request.request_id:
-                self._refused = ""
+                self._refused, self._refused_of[name] = name, max(self._refused_of.get(name, 0), free)
+            else:
+                self._refused = "" if self._refused == name else self._refused
+                self._refused_of.pop(name, None)
             return given
 
         def left_behind(*args: Any, **named: Any) -> Any:
