@@ -77,3 +77,38 @@ def _waits_for_slots(scene: Spoken, queued: bool) -> None:
         scene.wait(0.5)
         log.progressed([1], [36 + step], [step])
         log.step_completed(step, 500_000_000, Limit.SEQUENCES, 2, 0, 29)
+
+
+@pytest.mark.parametrize("lacks", [Cause.NONE, Cause.LORA], ids=["nothing", "a LoRA slot"])
+@pytest.mark.parametrize("waits_for", [Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, Status.WAITING_FOR_REMOTE_KVS])
+def test_a_ready_request_in_the_queue_may_lack_what_others_lack(lacks: Cause, waits_for: Status) -> None:
+    """vLLM goes on to requests whose adapter runs, and the probe names the reason of the first in the queue alone. One
+    whose status still shows the wait was not tried at all.
+    """
+    scene = Spoken()
+    log = scene.log
+    scene.arrive(1, list(range(1, 10)))
+    for number in (2, 3):
+        log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        log.queued(number, Cause.NEW)
+    log.waiting_on(3, waits_for)
+    scene.say()
+    scene.wait(0.5)
+    in_queue = waits_for == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    if in_queue:
+        log.ready(3)
+    else:
+        log.remote_load(3, Load.DELIVERED, 40)
+    if lacks:
+        log.not_scheduled(2, lacks, 1)
+    scene.say()
+    scene.wait(0.5)
+    scene.arrive(4, [20, 21])
+    for step in range(60):
+        log.tick()
+        log.step_launched(step, [1, 4], [1, 1])
+        scene.say()
+        scene.wait(0.5)
+        log.progressed([1, 4], [36 + step, 8 + step], [step, step])
+        log.step_completed(step, 500_000_000, Limit.SEQUENCES, 2, 0, 29)
+    assert bool(scene.firing("stuck.promotion-starved")) == (not (lacks and in_queue))

@@ -22,12 +22,14 @@ from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living, was_left_out
+from kvscope.monitor.ledger.living_requests import Living, is_outside, was_left_out
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import duration
 
 CLOSED_PASS: Final = frozenset((Cause.TOKEN_BUDGET, Cause.MAX_NUM_SEQS, Cause.PAUSED, Cause.PREEMPTION_IN_STEP))
 """Limits of a whole pass: with one reached, the scheduler tries no waiting request, however long it has been ready."""
+OWN_LACKS: Final = frozenset((Cause.LORA, Cause.CONNECTOR, Cause.STEP_IN_FLIGHT))
+"""What one request lacks, so that a pass leaves it in the queue and goes on to those behind it."""
 
 
 class PromotionStarved(Detector[Judgement]):
@@ -64,6 +66,8 @@ class PromotionStarved(Detector[Judgement]):
         # While the head of the queue is refused, all behind it wait, the ready ones too; unless later ones pass them,
         # or the engine reports each that it puts back in the queue: then these do not stand behind the head.
         head, queues = ledger.head(), ledger.description.queues_ready
+        lacks_seen = any(record.cause in OWN_LACKS for record in living.waiting)
+        ready = [record for record in ready if not _may_lack_more(record, lacks_seen)]
         skipped = {r.number for r in ready if queues or was_overtaken(r, r.ready_ns, living.running)}
         ready = [r for r in ready if r.number in skipped or _was_due(r, head)]
         grace_s = at_pace_s(ledger, settings, self.grace_s)
@@ -106,6 +110,13 @@ class PromotionStarved(Detector[Judgement]):
                 "A larger pool: the request does not wait for blocks.",
             ),
         )
+
+
+def _may_lack_more(record: RequestState, lacks_seen: bool) -> bool:
+    """Return whether it may be back in the queue and lack something else, such as a LoRA slot. An engine reports that
+    of the first requests in its queue alone: one that it reports nothing of may lack what others do.
+    """
+    return lacks_seen and not is_outside(record)
 
 
 def _was_due(record: RequestState, head: RequestState | None) -> bool:
