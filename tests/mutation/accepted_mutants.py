@@ -74,4 +74,16 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "admitted = (after.running or 0) - (before.running or 0) + moved(before.finished, after.finished)",
         "0 -> 1",
     ): "requests run in both samples: _waits_beside_room was true of either",
+    (
+        f"{_RULES}.written.contradictions",
+        "impossible_usage",
+        'value = number_of(lines[0], "value") or 0.0',
+        "0.0 -> 1.0",
+    ): "a line without a value, or with 0, is within bounds and not among the lines",
+    (
+        f"{_RULES}.preemption_counts",
+        "counted_preemptions",
+        "ended = (last.finished or 0) - (first.finished or 0) + (last.aborted or 0) - (first.aborted or 0)",
+        "first.finished or 0 -> first.finished",
+    ): "a sample without it ends the window before it",
 }
