@@ -298,6 +298,18 @@ def test_a_hit_rate_that_fell_is_a_question_with_its_causes(seconds: int) -> Non
         assert cause in finding.explanation
 
 
+def test_requests_are_counted_though_none_ended_in_the_first_minute_of_a_fall() -> None:
+    """They are exposed, and end in batches: none in that minute, and twice as many in the next."""
+    moments = [
+        one._replace(finished=min(one.finished, 3000) if one.t <= 1560 else one.finished)
+        for one in hits(lambda t: 0.7 if t <= 1500 else 0.0)
+    ]
+    finding = found(PREFIX_HITS, as_metrics([one for one in moments if one.t % 60 == 0]))
+    assert finding is not None
+    assert value(finding, "requests_finished") == 2 * 840
+    assert "1,680 requests ended meanwhile" in finding.explanation
+
+
 @pytest.mark.parametrize("seconds", INTERVALS_S)
 def test_a_fall_is_decided_as_soon_as_the_docs_promise(seconds: int) -> None:
     need = CATALOGUE[PREFIX_HITS].sample_need

@@ -302,6 +302,16 @@ def test_blocks_that_are_mostly_empty(tokens: int) -> None:
     assert value(finding, "tokens_reserved") == 8 * 4
 
 
+@pytest.mark.parametrize(("requests", "inflated"), [(3, False), (4, True)])
+def test_four_requests_with_mostly_empty_blocks_represent_the_load(requests: int, inflated: bool) -> None:
+    scene = Spoken(1 + requests, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=[KVGroup("mamba", 12)])
+    for number in range(requests):
+        scene.arrive(number, [1 + number])
+    scene.log.progressed(list(range(requests)), [1] * requests, [1] * requests)
+    scene.say()
+    assert bool(scene.firing(BLOCK_INFLATED)) is inflated
+
+
 def test_empty_blocks_that_no_request_is_short_of_are_information() -> None:
     scene = Spoken(18, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=[KVGroup("mamba", 12)])
     for number in range(9):

@@ -1,4 +1,4 @@
-"""Log lines of no token with requests running: a long prefill that ends by itself, or an engine that stands still."""
+"""Log lines of no token with requests running: a long prefill that ends by itself, or a standstill of the engine."""
 
 from __future__ import annotations
 
@@ -91,6 +91,27 @@ def test_a_request_admitted_into_a_stall_does_not_hide_it() -> None:
 def test_two_lines_and_a_person_who_reports_a_hang_are_likely_a_stall() -> None:
     (finding,) = found(first_prompt(2), HANGS)
     assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
+
+
+def worker_waits(*minutes: int) -> list[str]:
+    """A worker's lines that it has had nothing from the engine for a minute, so many minutes after noon."""
+    message = "No available shared memory broadcast block found in 60 seconds."
+    return [f"INFO {BEGAN:%m-%d} 12:{minute:02}:00 [shm_broadcast.py:705] {message}" for minute in minutes]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_workers_that_waited_before_tokens_were_counted_again_show_no_stall(goes_on: bool) -> None:
+    """One long compilation, say: what was computed since shows that the engine moves."""
+    lines = log_lines([moment._replace(t=moment.t + 300.0) for moment in chats(3)])
+    watch = Pipeline()
+    watch.feed(
+        Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records(
+            [*worker_waits(1, 2), *lines] if goes_on else [*lines, *worker_waits(9, 10)]
+        )
+    )
+    watch.settle()
+    stalls = [finding.code for finding in watch.findings() if finding.severity != "info"]
+    assert stalls == ([] if goes_on else [ENGINE_STALLED])
 
 
 # -------------------------------------------------------------------- metrics, scraped seldom

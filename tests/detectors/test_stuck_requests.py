@@ -162,6 +162,16 @@ def test_an_engine_that_is_not_woken() -> None:
     is_resolved(scene, finding)
 
 
+def test_an_engine_that_passes_its_queue_without_a_step_is_awake() -> None:
+    """It looks for work again and again and finds none that is ready: nothing has to wake it."""
+    scene, request = stuck.lost_wakeup()
+    assert scene.lab.connector is not None
+    scene.live(40)
+    finding = scene.only("stuck.remote-load")
+    assert finding.culprits.requests == [request.id]
+    assert scene.firing("stuck.lost-wakeup") == []
+
+
 def test_an_engine_that_goes_on_without_what_was_fetched_is_awake() -> None:
     """The same word of the connector, and steps: the fetch is what is stuck."""
     scene, request = stuck.lost_wakeup()

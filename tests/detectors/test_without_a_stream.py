@@ -251,6 +251,19 @@ def test_a_wave_that_waits_for_something_other_than_room_does_not_queue() -> Non
     assert LOCKSTEP not in codes(as_metrics(fetched))
 
 
+@pytest.mark.parametrize(("admitted", "queues"), [(19, True), (20, False)])
+def test_a_wave_of_which_most_runs_at_once_does_not_queue(admitted: int, queues: bool) -> None:
+    """40 end together and as many come: if half of them run in the next second, no line forms for room."""
+    moments = retried(40, 0)
+    fell = moments[29]
+    moments[29:] = [
+        fell._replace(waiting=0),
+        fell._replace(t=31.0, running=admitted, waiting=20, usage=0.4, prompt_tokens=50_000.0),
+        *(fell._replace(t=31.0 + n, running=40, waiting=0, usage=0.9, prompt_tokens=80_000.0) for n in range(1, 15)),
+    ]
+    assert (LOCKSTEP in codes(as_metrics(moments))) == queues
+
+
 def ends(running: int, life_s: float, fall_s: int) -> list[Moment]:
     """Requests come and go for two minutes; those that run then end within `fall_s`, and as many others wait."""
     steady = [
