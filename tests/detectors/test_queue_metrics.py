@@ -241,6 +241,20 @@ def test_a_long_prompt_that_takes_each_step_is_no_head_of_line() -> None:
     assert found(HEAD_OF_LINE, [*POOL, *as_metrics(every(grows, 15))]) is None
 
 
+@pytest.mark.parametrize(("beside", "shown"), [(40, True), (60, False)])
+def test_each_running_request_may_have_begun_a_block_that_its_tokens_do_not_fill(beside: int, shown: bool) -> None:
+    """Three run, in blocks of 16 tokens: 48 tokens more than were generated are no prompt."""
+    rises = [one._replace(usage=one.usage + (beside / 40_000 if one.t > 140 else 0.0)) for one in held_back()]
+    rises = [one for one in rises if one.t % 15 == 0]
+    assert bool(found(HEAD_OF_LINE, [*POOL, *as_metrics(rises)])) is shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(120, False), (121, True)])
+def test_a_queue_stands_still_for_two_minutes_before_it_is_a_head_of_line(seconds: int, shown: bool) -> None:
+    moments = [one for one in held_back(seconds=seconds) if one.t % 15 == 0]
+    assert bool(found(HEAD_OF_LINE, [*POOL, *as_metrics(moments)])) is shown
+
+
 def test_an_engine_that_never_ran_more_is_at_its_limit() -> None:
     assert found(HEAD_OF_LINE, [*POOL, *as_metrics(every(held_back(running=8), 15))]) is None
 

@@ -27,6 +27,25 @@ def test_a_request_larger_than_the_pool() -> None:
     assert f"--max-model-len {scene.lab.pool.usable * scene.lab.manager.block_size}" in finding.change[0]
 
 
+@pytest.mark.parametrize(("seconds", "found"), [(0.75, False), (1.25, True)])
+def test_a_request_larger_than_the_pool_is_found_after_a_second(seconds: float, found: bool) -> None:
+    scene = Spoken(total=33)
+    scene.log.arrived(1, "r-1", 200, 8, 0, 50, 52)
+    scene.say()
+    scene.wait(seconds)
+    assert bool(scene.firing(NEVER_FITS)) is found
+
+
+def test_a_request_larger_than_the_pool_that_stands_alone_holds_none_back() -> None:
+    """The scheduler has passed it over, and nobody came after it."""
+    scene = Spoken(total=33)
+    scene.log.arrived(1, "r-1", 200, 8, 0, 50, 52)
+    scene.log.not_scheduled(1, Cause.KV_BLOCKS, 1)
+    scene.say()
+    scene.wait(2)
+    assert "behind it" not in scene.only(NEVER_FITS).explanation
+
+
 def test_a_thousand_requests_larger_than_the_pool_are_one_finding() -> None:
     scene = Spoken(total=33)
     for number in range(1000):

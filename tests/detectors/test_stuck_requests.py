@@ -272,6 +272,7 @@ def test_a_running_request_that_is_given_nothing() -> None:
     scene = stuck.zero_token()
     finding = fires_after(scene, "stuck.zero-token")
     assert finding.culprits.requests == affected(scene, "stuck.zero-token") == ["r-1"]
+    assert finding.explanation.startswith("Request r-1 runs and is given 0 tokens at every step, since ")
     assert finding.culprits.blocks == table(scene, "r-1")
     assert value(finding, "blocks_free") == scene.lab.pool.num_free
     scene.lab.abort(scene.lab.scheduler.running[0])
