@@ -378,6 +378,14 @@ def test_pins_that_outlive_their_fetch() -> None:
         assert "HOST" in finding.explanation
 
 
+def test_pins_of_a_tenth_of_the_tier_are_enough() -> None:
+    with host([EXTERNAL_PINS], capacity=20) as (scene, tier):
+        tier.keep([A_BLOCK, NEXT_BLOCK])
+        tier.fetch([A_BLOCK, NEXT_BLOCK])
+        scene.wait(11)
+        assert value(scene.only(EXTERNAL_PINS), "pinned_share") == 0.1
+
+
 @pytest.mark.parametrize("still", [True, False])
 def test_pins_of_fetches_that_end_or_go_on_are_no_leak(still: bool) -> None:
     """A full tier that evicts nothing, and even a fetch that never ends, is not this."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvscope.monitor.detectors.arrival_rates import QueueCourse
-from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_rate_drop
+from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_cells, hit_rate_drop
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.detectors.stuck.unadmitted_queue import unadmitted_queue
 from kvscope.monitor.detectors.thresholds import Settings
@@ -16,6 +16,7 @@ from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.exposition import ExposedEngine, Sampler, put_figure
+from kvscope.monitor.text import timestamp
 from tests.detectors.paper_engine import BEGAN, Moment, PaperEngine, as_log, as_metrics, every
 
 OVERLOAD, HEAD_OF_LINE, PREFIX_HITS = "sizing.overload", "stuck.head-of-line", "collapse.prefix-hits"
@@ -134,6 +135,11 @@ def test_a_queue_that_grows_because_less_completes_is_not_called_an_overload() -
     assert finding.verdict == "cannot-tell"
     assert "held by no live request" in finding.explanation
     assert "at one sample each 15 s" in finding.missing
+
+
+def test_a_queue_in_front_of_an_unused_pool_is_no_overload() -> None:
+    unused = [Moment(float(t), 30, t, 0, 0.0, 900.0 * t, 900.0 * t, 30 * t, t) for t in range(1, 1200)]
+    assert found(OVERLOAD, as_metrics(every(unused, 15))) is None
 
 
 def test_completions_in_waves_widen_the_bounds() -> None:
@@ -322,6 +328,20 @@ def test_requests_are_counted_though_none_ended_in_the_first_minute_of_a_fall() 
     assert finding is not None
     assert value(finding, "requests_finished") == 2 * 840
     assert "1,680 requests ended meanwhile" in finding.explanation
+    assert finding.since == timestamp(round((BEGAN.timestamp() + 1500) * 1e9))
+
+
+def test_a_minute_without_an_end_does_not_hide_that_the_load_changed() -> None:
+    moments = [
+        one if one.t <= 1500 else one._replace(finished=3000 + max(0, round(one.t - 1560) // 5))
+        for one in hits(lambda t: 0.7 if t <= 1500 else 0.0)
+    ]
+    assert found(PREFIX_HITS, as_metrics([one for one in moments if one.t % 60 == 0])) is None
+
+
+def test_scrapes_a_little_closer_than_a_minute_bound_a_cell_each() -> None:
+    looked_up = [Moment(54.0 * n, 8, 0, 0, 0.5, 0.0, 0.0, 0, 0, prefix_queries=n) for n in range(1, 4)]
+    assert [cell.looked_up for cell in hit_cells(as_metrics(looked_up))] == [1, 1]
 
 
 @pytest.mark.parametrize("seconds", INTERVALS_S)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvscope.monitor.detectors.leak.usage_series import fit_of, series_of
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
@@ -81,3 +82,11 @@ def test_a_full_pool_of_a_consumer_without_a_queue_is_idle() -> None:
     finding = held([role, *(at(15.0 * n, 0, 0.97) for n in range(10))])
     assert finding is not None
     assert "nothing was running or waiting" in finding.explanation
+
+
+# -------------------------------------------------------------------- usage by prompt tokens
+
+
+@pytest.mark.parametrize(("lines", "fits"), [(2, False), (3, True)])
+def test_three_points_have_a_slope_and_two_have_none(lines: int, fits: bool) -> None:
+    assert (fit_of(series_of(drain(lines))) is not None) is fits

@@ -7,6 +7,7 @@ import pytest
 from kvscope.monitor.events.kinds import Cause, Limit, Status
 from kvscope.monitor.events.wire import decode, encode
 from kvscope.monitor.publishing.packer import Vitals
+from tests.detectors import stuck
 from tests.detectors.scenes import Spoken
 
 GRAMMAR, ZERO_TOKEN = "stuck.grammar", "stuck.zero-token"
@@ -79,3 +80,29 @@ def test_after_a_loss_the_lost_events_may_include_the_end_of_the_wait() -> None:
     (finding,) = scene.firing(ZERO_TOKEN)
     assert finding.verdict == "likely"
     assert finding.missing.startswith("the lost events")
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(24, False), (48, True)])
+def test_in_slow_steps_a_request_is_at_zero_once_three_have_left_it_out(seconds: int, found: bool) -> None:
+    """Steps take 8 s, so that the grace of 10 s has passed long before."""
+    scene = Spoken()
+    for number in (1, 2):
+        scene.arrive(number, [number])
+    for step in range(seconds // 8):
+        scene.log.step_launched(step, [1], [1])
+        scene.wait(8)
+        scene.log.progressed([1], [8 + step], [1 + step])
+        scene.log.step_completed(step, 8_000_000_000, Limit.NONE, -1, -1, -1)
+        scene.log.not_scheduled(2, Cause.ZERO_TOKENS, step + 1)
+        scene.say()
+    assert bool(scene.firing(ZERO_TOKEN)) is found
+
+
+@pytest.mark.parametrize(("seconds", "pending"), [(2.0, False), (3.0, True)])
+def test_parked_loads_are_pending_from_half_of_their_grace_on(seconds: float, pending: bool) -> None:
+    """The grace of stuck.parked-loads is five seconds."""
+    scene = stuck.parked_loads()
+    since_ns = scene.ledger.looked_ns
+    while scene.ledger.looked_ns < since_ns + seconds * 1e9:
+        scene.live(0.25, every=0.25)
+    assert [f.code for f in scene.watch.findings("pending")] == ["stuck.parked-loads"] * pending

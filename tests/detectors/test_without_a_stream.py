@@ -396,3 +396,18 @@ def test_preemptions_of_many_long_requests_are_counted_for_each_that_runs() -> N
     few = [moment._replace(running=100) for moment in preempting(6, 0)]
     assert not codes(as_metrics(few))
     assert likely(as_metrics([moment._replace(running=6) for moment in few])) == ["thrash.preemption"]
+
+
+def test_preemptions_are_counted_where_aborted_requests_are_not_exposed() -> None:
+    moments = every(preempting(60, 20), 15)
+    assert likely(as_metrics(moments, "aborted")) == ["thrash.preemption"]
+
+
+@pytest.mark.parametrize(("preemptions", "counted"), [(9, False), (10, True)])
+def test_ten_preemptions_within_three_minutes_are_enough_to_count(preemptions: int, counted: bool) -> None:
+    """Six requests run meanwhile, and none ends."""
+    moments = [
+        moment._replace(running=6, finished=0, preemptions=preemptions * n // 12)
+        for n, moment in enumerate(every(preempting(0, 0), 15)[:13])
+    ]
+    assert bool(codes(as_metrics(moments))) is counted

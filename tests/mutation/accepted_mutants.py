@@ -86,4 +86,60 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "ended = (last.finished or 0) - (first.finished or 0) + (last.aborted or 0) - (first.aborted or 0)",
         "first.finished or 0 -> first.finished",
     ): "a sample without it ends the window before it",
+    (
+        f"{_RULES}.leak.held_from_samples",
+        "_overfull",
+        "if not fit or fit < 1:",
+        "not fit or fit < 1 -> not fit",
+    ): "with room for less than one request, no usage up to 1 exceeds the one that runs",
+    (
+        f"{_RULES}.stuck.unadmitted_queue",
+        "UnadmittedQueue.seconds",
+        "return apart_s(self.samples[0], self.samples[-1]) or 0.0",
+        "apart_s(self.samples[0], self.samples[-1]) or 0.0 -> apart_s(self.samples[0], self.samples[-1])",
+    ): "_waits_beside_room was true of both samples, so that they have times",
+    (
+        f"{_RULES}.sizing.overload",
+        "Overload._is_overload",
+        "at_once = max(sample.running or 0 for sample in course.samples)",
+        "sample.running or 0 -> sample.running",
+    ): "_queued_at_end keeps no sample without the number of running requests",
+    (
+        f"{_RULES}.sizing.memory_figures",
+        "_of_event",
+        'if not {"device_total", "device_free", "kv_pool", "graphs_actual"} <= known.keys():',
+        "{'device_total', 'device_free', 'kv_pool', 'graphs_actual'} <= known.keys()"
+        " -> {'device_total', 'device_free', 'kv_pool', 'graphs_actual'} < known.keys()",
+    ): "where the device's memory is known, measured() adds `elsewhere`, so the four are never all",
+    (
+        f"{_RULES}.preemption_counts",
+        "counted_preemptions",
+        "if len(window) <= FEWEST_SAMPLES or (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S):",
+        "len(window) <= FEWEST_SAMPLES or (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S)"
+        " -> (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S)",
+    ): "of three samples or fewer, the first of the three parts begins and ends with the same one",
+    (
+        f"{_RULES}.written.contradictions",
+        "impossible_usage",
+        'value = number_of(lines[0], "value") or 0.0',
+        "number_of(lines[0], 'value') or 0.0 -> number_of(lines[0], 'value')",
+    ): "a line without a value, or with 0, is within bounds and not among the lines",
+    (
+        f"{_RULES}.written.lost_blocks",
+        "pins_kept",
+        'items = number_of(full[-1], "items") or 0',
+        "0 -> 1",
+    ): "lines without a number of items are left out before",
+    (
+        f"{_RULES}.imbalance.unequal_ranks",
+        "UnequalRanks.detect_rank",
+        "if idle and not any(other.engine < ledger.engine for other in full):",
+        "other.engine < ledger.engine -> other.engine <= ledger.engine",
+    ): "the others are siblings, of which none has this engine's name",
+    (
+        f"{_RULES}.written.lost_blocks",
+        "slots_leaked",
+        'missing = (number_of(line, "total") or 0) - (number_of(line, "available") or 0)',
+        "0 -> 1",
+    ): "the pattern of the line matches none without both numbers",
 }
