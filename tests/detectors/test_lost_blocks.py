@@ -57,8 +57,8 @@ def test_a_pool_audit_whose_sums_are_cut_off_hides_no_slot() -> None:
 
 def test_leases_that_ran_out_are_told_as_the_first_line_has_them() -> None:
     lines = [
-        f"WARNING 11-20 10:12:{number} [nixl_connector.py:1180] Releasing expired KV blocks for request chatcmpl-{number}"
-        f" which were retrieved by 0 decode worker(s) within {seconds} seconds."
+        f"WARNING 11-20 10:12:{number} [nixl_connector.py:1180] Releasing expired KV blocks for request"
+        f" chatcmpl-{number} which were retrieved by 0 decode worker(s) within {seconds} seconds."
         for number, seconds in ((21, 480), (22, 240))
     ]
     (finding,) = found(*lines)
@@ -80,7 +80,8 @@ def test_allocations_that_fail_in_a_tier_are_shown_from_the_first_line_on() -> N
 @pytest.mark.parametrize("stores", [True, False])
 def test_lookups_miss_in_a_tier_that_stores(stores: bool) -> None:
     """One that stores nothing has nothing to hit."""
-    lookup = "[2026-11-20 10:00:01,123] LMCache INFO: Reqid: cmpl-1, Total tokens 8211, LMCache hit tokens: 0, need to load: 0"
+    found_none = "LMCache INFO: Reqid: cmpl-1, Total tokens 8211, LMCache hit tokens: 0, need to load: 0"
+    lookup = f"[2026-11-20 10:00:01,123] {found_none}"
     stored = "LMCache INFO: Stored 8192 out of total 8192 tokens. size: 1.0000 gb, cost 100.1 ms"
     findings = found("[Bug]: LMCache has a cache miss for the same prompt", *[stored] * stores, lookup, lookup)
     assert [finding.verdict for finding in findings if finding.code == "collapse.outer-hits"] == [

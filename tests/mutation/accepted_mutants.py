@@ -142,4 +142,28 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         'missing = (number_of(line, "total") or 0) - (number_of(line, "available") or 0)',
         "0 -> 1",
     ): "the pattern of the line matches none without both numbers",
+    (
+        f"{_RULES}.written.refusals",
+        "_lacks",
+        "or (free is not None and desired is not None and free < desired)",
+        "free is not None and desired is not None and (free < desired) -> free is not None and free < desired",
+    ): "the one refusal with the device's free memory states the desired memory in the same sentence",
+    (
+        f"{_RULES}.written.refusals",
+        "_lacks",
+        '"pool_blocks" in line.fields and (number_of(line, "pool_blocks") or 0) <= 0',
+        "0 -> 1",
+    ): "of the two, the bound alone survives: the pattern matches no number of blocks above 0",
+    (
+        f"{_RULES}.written.pool_pressure",
+        "prefix_never_hit",
+        'asked, found = number_of(queries[-1], "value") or 0, number_of(hits[-1], "value") or 0',
+        "number_of(hits[-1], 'value') or 0 -> number_of(hits[-1], 'value')",
+    ): "it is only asked whether there were any, which None and 0 answer alike",
+    (
+        f"{_RULES}.leak.deferred_blocks",
+        "overdue_when_polled",
+        "polled_ns = (beat.at_ns if beat is not None else 0) - ledger.unpolled_s() * 1e9",
+        "0 -> 1",
+    ): "a nanosecond after the clock's beginning, nothing has been kept for long either",
 }
