@@ -206,6 +206,9 @@ def test_a_queue_that_stands_still_beside_room_is_a_head_of_line(seconds: int) -
     finding = found(HEAD_OF_LINE, [*POOL, *as_metrics(moments)])
     assert finding is not None
     assert (finding.verdict, finding.severity) == ("likely", "warning"), finding.explanation
+    positions = {one.name: one.position for one in finding.evidence}
+    assert positions["waiting"] == f"scrape {len(moments)}"
+    assert positions["steps"].endswith(f" to scrape {len(moments)}")
     assert found(HEAD_OF_LINE, as_metrics(moments, "deferred")) is None
     older = found(HEAD_OF_LINE, as_metrics(moments, "deferred"), information=True)
     assert older is not None

@@ -46,6 +46,19 @@ def test_a_request_larger_than_the_pool_that_stands_alone_holds_none_back() -> N
     assert "behind it" not in scene.only(NEVER_FITS).explanation
 
 
+def test_a_preempted_request_that_has_outgrown_the_pool_needs_more_blocks_since_then() -> None:
+    scene = Spoken(total=33)
+    scene.arrive(1, list(range(1, 33)))
+    scene.say()
+    scene.log.progressed([1], [128], [5])
+    scene.log.preempted(1, Preempt.KV_BLOCKS, 0, 32, 128)
+    scene.log.released(1, list(range(1, 33)), Release.PREEMPTED)
+    scene.wait(1)
+    scene.wait(2)
+    finding = scene.only(NEVER_FITS)
+    assert [one.position for one in finding.evidence if one.name == "blocks_needed"] == [finding.position]
+
+
 def test_a_thousand_requests_larger_than_the_pool_are_one_finding() -> None:
     scene = Spoken(total=33)
     for number in range(1000):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvscope.monitor.detectors.leak.usage_series import fit_of, series_of
+from kvscope.monitor.detectors.sample_math import prompt_tokens_until
 from kvscope.monitor.events.samples import Fact, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
@@ -90,3 +91,16 @@ def test_a_full_pool_of_a_consumer_without_a_queue_is_idle() -> None:
 @pytest.mark.parametrize(("lines", "fits"), [(2, False), (3, True)])
 def test_three_points_have_a_slope_and_two_have_none(lines: int, fits: bool) -> None:
     assert (fit_of(series_of(drain(lines))) is not None) is fits
+
+
+def test_prompt_tokens_are_throughputs_over_the_time_since_the_sample_before() -> None:
+    """Of the first sample of a log, over ten seconds."""
+    samples = [at(0.0, 1, 0.1, prompt_tokens_per_s=100.0), at(20.0, 1, 0.1, prompt_tokens_per_s=100.0)]
+    assert prompt_tokens_until(samples) == [1000.0, 3000.0]
+
+
+@pytest.mark.parametrize("blocks", ["None", 501])
+def test_a_number_of_blocks_that_is_none_gives_no_forecast(blocks: str | int) -> None:
+    """It is the harm of a leak that has a forecast, and the leak is found either way."""
+    fact = Fact(ENGINE, "x:1", "num_gpu_blocks", blocks)
+    assert held([fact, *drain()]) is not None
