@@ -18,6 +18,7 @@ from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.exposition import ExposedEngine, Sampler, put_figure
 from kvscope.monitor.text import timestamp
 from tests.detectors.paper_engine import BEGAN, Moment, PaperEngine, as_log, as_metrics, every
+from tests.detectors.spoken import ENGINE, Spoken
 
 OVERLOAD, HEAD_OF_LINE, PREFIX_HITS = "sizing.overload", "stuck.head-of-line", "collapse.prefix-hits"
 INTERVALS_S = (5, 15, 30, 60)
@@ -248,6 +249,15 @@ def test_a_long_prompt_that_takes_each_step_is_no_head_of_line() -> None:
     assert found(HEAD_OF_LINE, as_metrics(every(alone, 15)), information=True) is None
     grows = [one._replace(usage=min(0.74, one.usage + max(0.0, one.t - 120) / 1000)) for one in held_back(seconds=200)]
     assert found(HEAD_OF_LINE, [*POOL, *as_metrics(every(grows, 15))]) is None
+
+
+def test_where_the_stream_is_read_counters_are_not_asked_for_a_head_of_line() -> None:
+    """The engine's events would show each request of its queue."""
+    scene = Spoken()
+    scene.watch.feed([msgspec.structs.replace(one, engine=ENGINE) for one in as_metrics(every(held_back(), 15))])
+    scene.watch.settle()
+    assert scene.ledger.samples
+    assert scene.firing(HEAD_OF_LINE) == []
 
 
 @pytest.mark.parametrize(("beside", "shown"), [(40, True), (60, False)])

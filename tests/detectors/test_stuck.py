@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release
+from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
 NEVER_FITS = "stuck.never-fits"
@@ -44,6 +44,26 @@ def test_a_request_larger_than_the_pool_that_stands_alone_holds_none_back() -> N
     scene.say()
     scene.wait(2)
     assert "behind it" not in scene.only(NEVER_FITS).explanation
+
+
+def test_a_request_that_would_fit_without_leaked_blocks_never_fits() -> None:
+    """Twenty of 32 blocks belong to a request that was aborted, and another needs sixteen."""
+    scene = Spoken(total=33)
+    scene.arrive(1, list(range(1, 21)))
+    scene.say()
+    scene.log.finished(1, Status.FINISHED_ABORTED)
+    scene.log.arrived(2, "r-2", 64, 8, 0, 16, 18)
+    scene.log.queued(2, Cause.NEW, at_front=False)
+    scene.log.allocation_failed(2, 16, 12)
+    scene.log.not_scheduled(2, Cause.KV_BLOCKS, 1)
+    scene.say()
+    for _ in range(20):
+        scene.wait(1)
+    assert [finding.code for finding in scene.firing()] == ["leak.unaccounted"]
+    (finding,) = scene.watch.findings("suppressed")  # an effect of the leak
+    assert (finding.code, finding.culprits.requests) == (NEVER_FITS, ["r-2"])
+    assert finding.culprits.blocks == list(range(1, 21))
+    assert (value(finding, "blocks_leaked"), value(finding, "blocks_free")) == (20, 12)
 
 
 def test_a_preempted_request_that_has_outgrown_the_pool_needs_more_blocks_since_then() -> None:
