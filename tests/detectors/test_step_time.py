@@ -195,6 +195,19 @@ def test_a_step_a_third_slower_than_expected_is_no_stall_and_one_twice_as_slow_i
     assert scene.found_after(10.0) <= 6.5
 
 
+def test_a_step_without_tokens_is_not_expected_to_take_as_long_as_the_prompt_behind_it() -> None:
+    """The engine schedules ahead. By step_expectation, the launch of a step says that nothing is computed in it."""
+    scene = Timed(StepCost(0.02, 2e-3, 0))
+    scene.enter(1, 500)
+    for _ in range(30):
+        scene.run({1: 1}, most_looks=1)
+        scene.run({1: 8192}, most_looks=1)
+    scene.launch({})
+    scene.launch({1: 8192})
+    scene.step_number -= 1  # heartbeats name the one that runs
+    assert scene.found_after(60) < 20
+
+
 def test_a_chunk_of_a_million_tokens_after_chats_is_no_stall() -> None:
     """Attention over a context that no step had before: 8,192 tokens over 900,000 take 12 s."""
     scene = Timed(StepCost(0.02, 1e-5, 0, pair=12 / (8192 * 900_000)))

@@ -85,6 +85,14 @@ def test_a_full_pool_of_a_consumer_without_a_queue_is_idle() -> None:
     assert "nothing was running or waiting" in finding.explanation
 
 
+def test_more_than_live_requests_can_hold_is_dated_from_its_first_sample() -> None:
+    """One runs, in a pool that 40 of the greatest length fit into."""
+    fits = Fact(ENGINE, "x:0", "max_concurrency", 40.0)
+    finding = held([fits, at(0.0, 1, 0.04), *(at(15.0 * n, 1, 0.9) for n in range(1, 10))])
+    assert finding is not None
+    assert (finding.verdict, finding.position) == ("likely", "15")
+
+
 # -------------------------------------------------------------------- usage by prompt tokens
 
 

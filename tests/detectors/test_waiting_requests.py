@@ -1,4 +1,4 @@
-"""What the codes of requests that do not move share, and where they part (stuck/waiting_requests.py)."""
+"""What the codes of requests that do not move share, and where they part (stuck/waiting_requests.py, grammar_wait.py)."""
 
 from __future__ import annotations
 
