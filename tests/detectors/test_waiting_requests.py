@@ -1,4 +1,7 @@
-"""What the codes of requests that do not move share, and where they part (stuck/waiting_requests.py, grammar_wait.py)."""
+"""What the codes of requests that do not move share, and where they part.
+
+The rules are in stuck/waiting_requests.py and grammar_wait.py.
+"""
 
 from __future__ import annotations
 

@@ -166,4 +166,11 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "polled_ns = (beat.at_ns if beat is not None else 0) - ledger.unpolled_s() * 1e9",
         "0 -> 1",
     ): "a nanosecond after the clock's beginning, nothing has been kept for long either",
+    (
+        "kvscope.monitor.analysis.retained_blocks",
+        "_buckets",
+        "LifetimeBucket(bound, after - before)"
+        " for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)",
+        "True -> False",
+    ): "counts has one entry more than bounds, so that both sides have the same length",
 }
