@@ -177,13 +177,3 @@ def test_a_step_keeps_the_balance_and_each_change_of_blocks_or_requests_renews_i
     scene.log.waiting_on(1, Status.WAITING_FOR_REMOTE_KVS)
     scene.say()
     assert shares(scene) == (3, 2, 0, 0)
-
-
-def test_the_request_of_number_0_is_an_owner_like_any_other() -> None:
-    """It runs, and shares a block with one that waits."""
-    scene = Spoken(total=9)
-    scene.arrive(0, [1, 2])
-    scene.log.arrived(1, "r-1", 8, 8, 0, 2, 4)
-    scene.log.reused(1, [1])
-    scene.say()
-    assert (balance(scene).running, balance(scene).waiting) == (2, 0)

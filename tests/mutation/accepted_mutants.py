@@ -173,4 +173,10 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         " for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)",
         "True -> False",
     ): "counts has one entry more than bounds, so that both sides have the same length",
+    (
+        "kvscope.monitor.analysis.request_latency",
+        "recent_sample_latency",
+        "if (sample.at_ns or 0) <= since_ns:",
+        "0 -> 1",
+    ): "since_ns is minutes before a wall clock in ns since 1970, or below 0 where that is not known",
 }
