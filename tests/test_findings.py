@@ -35,6 +35,18 @@ def test_pending_firing_resolved() -> None:
     assert report.resolved_at == "1970-01-01T00:00:03.000Z"  # when it was last seen, not when that was noticed
 
 
+def test_a_finding_that_is_over_names_all_its_requests_and_a_recurring_one_those_of_the_last_time() -> None:
+    findings = Findings()
+    for second in (1, 2):
+        requests = (f"r-{second}",)
+        codes = ("leak.finished-held", "collapse.lockstep")
+        findings.update(ENGINE, second * S, [judged(code, requests=requests) for code in codes])
+    assert [each.report().culprits.requests for each in findings.firing()] == [["r-2"], ["r-2"]]
+    findings.update(ENGINE, 2 * S + max(RESOLVE_AFTER_NS, *SETTLES_NS.values()), [])
+    over = {each.judgement.code: each.report().culprits.requests for each in findings.resolved()}
+    assert over == {"leak.finished-held": ["r-1", "r-2"], "collapse.lockstep": ["r-2"]}
+
+
 def test_what_never_fired_is_forgotten_without_a_word() -> None:
     findings = Findings()
     findings.update(ENGINE, 1 * S, [judged(pending=True)])

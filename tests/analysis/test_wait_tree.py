@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.analysis.wait_tree import MAX_WAIT_HOLDERS, Wait, wait_of
+from kvscope.monitor.analysis.wait_graph import WaitHolder
+from kvscope.monitor.analysis.wait_tree import MAX_WAIT_HOLDERS, Wait, progress_text, wait_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import stuck
 from tests.detectors.scenes import Watched, never_fits, unaccounted
@@ -89,3 +90,9 @@ def test_a_place_and_blocks_that_nobody_owns() -> None:
     leaky.steps(20)
     unexplained = [one for one in roots(tree_of(leaky.ledger, "late")) if "UNACCOUNTED" in one.text]
     assert [one.blocks for one in unexplained] == [leaky.ledger.balance().unaccounted]
+
+
+def test_a_holder_that_moves_lacks_no_progress() -> None:
+    still = WaitHolder("request", "r-1", unit="tokens", still_s=3.0, moves=False)
+    assert progress_text(still) == "no token for 3.0 s"
+    assert progress_text(still._replace(moves=True)) == progress_text(still._replace(unit="")) == ""

@@ -213,3 +213,9 @@ def wave_of_eight(
 )
 def test_a_wave_empties_half_the_pool_and_half_as_many_queue_soon(scene: dict[str, Any], fires: bool) -> None:
     assert bool(wave_of_eight(**scene).firing(LOCKSTEP)) == fires
+
+
+def test_usage_before_a_burst_is_that_before_its_first_end() -> None:
+    """One of eight ends half a second before the others."""
+    (finding,) = wave_of_eight(early=1, steps_between=6).firing(LOCKSTEP)
+    assert value(finding, "usage_before") == 100

@@ -198,6 +198,7 @@ def test_a_queue_in_front_of_an_empty_pool() -> None:
     assert "paused" in finding.explanation
     assert not judged(spoken(before, {**wedged, "deferred": 4}, again=99)).alarms()  # for KV from elsewhere, say
     assert not judged(spoken(before, {**wedged, "usage": 0.5}, again=grace + 1)).firing(NEVER_FITS)
+    assert not judged(spoken(before, {**wedged, "usage": 0.02}, again=grace + 1)).firing(NEVER_FITS)
     assert not judged(spoken(before, {**wedged, "awake": 0}, again=99)).alarms()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.monitor.analysis.memory_breakdown import breakdown_of
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import SCHEMA, Kind, Stage
+from kvscope.monitor.events.kinds import SCHEMA, Kind, Release, Stage, Status
 from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.sources.engine_log import Log
@@ -37,6 +37,17 @@ def test_a_warm_prefix_cache_is_told() -> None:
     totals = scene.ledger.state.totals
     assert totals.hit_tokens > 0
     assert value(finding, "prefix_hit_rate") == round(totals.hit_tokens / totals.looked_up_tokens, 4)
+
+
+def test_a_tenth_of_the_pool_is_worth_a_line() -> None:
+    """Four of 40 blocks are cached and idle (warm_prefix_cache)."""
+    scene = Spoken(total=41)
+    scene.arrive(1, [1, 2, 3, 4])
+    scene.log.cached(1, [1, 2, 3, 4], [11, 12, 13, 14])
+    scene.log.finished(1, Status.FINISHED_STOPPED)
+    scene.log.released(1, [1, 2, 3, 4], Release.FINISHED)
+    scene.say()
+    assert value(scene.firing(PREFIX_CACHE)[0], "share_of_pool") == 0.1
 
 
 def test_a_cold_cache_is_not_worth_a_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvscope.monitor.ledger.idle_floors import IdleFloors
@@ -119,6 +120,27 @@ def test_floors_of_an_engine_that_is_busy_ever_after_show_no_hold(idle_again: bo
     ]
     later = [line(4, 0.9, prompt=500.0)] * 60 + [line(0, 0.11, 0.0)] * (3 if idle_again else 0)
     assert [finding.code for finding in judged([*rising, *later]).firing(RISING_FLOOR)] == found
+
+
+@pytest.mark.parametrize(("tokens_per_s", "found"), [(1.0, []), (0.0, [RISING_FLOOR])])
+def test_a_look_at_which_nothing_runs_is_not_idle_where_tokens_came(tokens_per_s: float, found: list[str]) -> None:
+    """Requests ran between two looks: what is in use is theirs, and shows no hold for as long as a lease."""
+    rising = [
+        sample
+        for floor in (0.01, 0.03, 0.05, 0.07, 0.09)
+        for sample in (line(2, 0.3, prompt=500.0), line(0, floor, prompt=0.0), line(0, floor, 0.0))
+    ]
+    last = msgspec.structs.replace(line(0, 0.09, 0.0), generation_tokens_per_s=tokens_per_s)
+    later = [*[line(4, 0.9, prompt=500.0)] * 60, last]
+    assert [finding.code for finding in judged([*rising, *later]).firing(RISING_FLOOR)] == found
+
+
+def test_an_engine_that_waits_for_kv_from_elsewhere_is_not_idle() -> None:
+    """What it holds for these requests is no floor."""
+    floors = (0.01, 0.03, 0.05, 0.07, 0.09)
+    waits = [msgspec.structs.replace(line(0, floor, 0.0), deferred=3) for floor in floors for _ in range(12)]
+    looks = [one for n, wait in enumerate(waits) for one in ([line(2, 0.3, 500.0), wait] if n % 12 == 0 else [wait])]
+    assert judged(looks).firing(RISING_FLOOR) == []
 
 
 def test_a_floor_that_falls_again_is_no_rising_one() -> None:

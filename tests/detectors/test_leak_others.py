@@ -162,7 +162,7 @@ def test_a_client_or_two_that_went_away_are_what_a_lease_is_for() -> None:
     scene = lease_burst(keys=":limit=2", total=801)
     scene.live(20)
     assert len(scene.ledger.lapses) == 2
-    assert not scene.alarms()
+    assert not scene.firing(LEASE_BURST), "not even as information"
 
 
 def test_one_lease_that_kept_much_of_the_pool_counts() -> None:
@@ -172,6 +172,20 @@ def test_one_lease_that_kept_much_of_the_pool_counts() -> None:
     finding = scene.only(LEASE_BURST)
     assert (finding.verdict, finding.culprits.requests) == ("confirmed", [lapse.id])
     assert value(finding, "largest_burst_share") == round(len(lapse.blocks) / 100, 4)
+
+
+@pytest.mark.parametrize(("times_its_blocks", "counts"), [(20, True), (25, False)])
+def test_one_lease_counts_from_a_twentieth_of_the_pool_on(times_its_blocks: int, counts: bool) -> None:
+    (lapse,) = lapsed_lease(101).ledger.lapses
+    scene = lapsed_lease(1 + times_its_blocks * len(lapse.blocks))
+    assert bool(scene.firing(LEASE_BURST)) is counts
+
+
+def lapsed_lease(total: int) -> Watched:
+    """One lease has run out in a pool of so many blocks."""
+    scene = lease_burst(keys=":limit=1", total=total)
+    scene.live(20)
+    return scene
 
 
 @pytest.mark.parametrize(("look_before_s", "verdict"), [(1.0, "likely"), (8.0, ""), (None, "")])
@@ -362,6 +376,14 @@ def test_pins_that_outlive_their_fetch() -> None:
         assert value(finding, "pinned_blocks") == 2 == sum(tier.connector._pins.values())
         assert (value(finding, "tier_used"), value(finding, "tier_capacity")) == (2, 4)
         assert "HOST" in finding.explanation
+
+
+def test_pins_of_a_tenth_of_the_tier_are_enough() -> None:
+    with host([EXTERNAL_PINS], capacity=20) as (scene, tier):
+        tier.keep([A_BLOCK, NEXT_BLOCK])
+        tier.fetch([A_BLOCK, NEXT_BLOCK])
+        scene.wait(11)
+        assert value(scene.only(EXTERNAL_PINS), "pinned_share") == 0.1
 
 
 @pytest.mark.parametrize("still", [True, False])

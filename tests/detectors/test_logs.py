@@ -190,6 +190,7 @@ def test_blocks_that_an_idle_engine_has_not_freed() -> None:
     assert finding.position == "a.log:3"
     assert "event stream" in finding.missing
     assert judged(reset(3, 0, 0)).only(FINISHED_HELD)
+    assert judged(reset(3, 0, seconds=0)).only(FINISHED_HELD)  # in the second of the line above it
 
 
 @pytest.mark.parametrize("running", [(0, 3), (3, 0, 1)], ids=["just before", "just after"])

@@ -28,6 +28,8 @@ def test_lookups_that_miss_what_is_stored() -> None:
     assert finding.culprits.requests == others
     assert value(finding, "cached_blocks_recomputed") == 10 * len(others)
     assert value(finding, "blocks_hit") == 0
+    last_at = scene.ledger.at(scene.ledger.prompts[-1].at)
+    assert [one.position for one in finding.evidence if one.name == "prompts_computed"] == [last_at]
     lasts_s = scene.watch.settings(THRESHOLDS[f"{PREFIX_HITS}.lasts_s"])
     scene.live(lasts_s - 5)
     assert scene.firing(PREFIX_HITS)

@@ -98,6 +98,19 @@ def test_a_loss_that_is_a_small_part_of_the_work_is_no_finding() -> None:
     assert judged([*flush(needed_again=4), *more]).firing(CACHE_FLUSHED) == []
 
 
+@pytest.mark.parametrize(("needed_again", "is_loss"), [(80, False), (95, True)])
+def test_a_tenth_of_what_a_prompt_pushed_out_must_be_needed_again(needed_again: int, is_loss: bool) -> None:
+    """Ten prompts of 100 blocks are kept; one of 900 pushes out nine of them."""
+    prompts = [list(range(start, start + 100)) for start in range(0, 1000, 100)]
+    huge = list(range(10_000, 10_900))
+    steps = [store(n, prompt) for n, prompt in enumerate(prompts)]
+    for n, prompt in enumerate(prompts[:9]):
+        parent = huge[100 * n - 1] if n else None
+        steps.append(step(60 + n, removed(*prompt), stored(*huge[100 * n : 100 * n + 100], parent=parent)))
+    steps.append(store(120, prompts[0][:needed_again], removed(*huge[:needed_again])))
+    assert bool(judged(steps).firing(CACHE_FLUSHED)) is is_loss
+
+
 def test_a_flush_is_forgotten() -> None:
     later = 120 + THRESHOLDS[f"{CACHE_FLUSHED}.remember_s"].value
     assert judged([*flush(needed_again=4), store(later, [5000])]).firing(CACHE_FLUSHED) == []

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvscope.monitor.detectors.arrival_rates import QueueCourse
-from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_rate_drop
+from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_cells, hit_rate_drop
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.detectors.stuck.unadmitted_queue import unadmitted_queue
 from kvscope.monitor.detectors.thresholds import Settings
@@ -16,7 +16,9 @@ from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
 from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.exposition import ExposedEngine, Sampler, put_figure
+from kvscope.monitor.text import timestamp
 from tests.detectors.paper_engine import BEGAN, Moment, PaperEngine, as_log, as_metrics, every
+from tests.detectors.spoken import ENGINE, Spoken
 
 OVERLOAD, HEAD_OF_LINE, PREFIX_HITS = "sizing.overload", "stuck.head-of-line", "collapse.prefix-hits"
 INTERVALS_S = (5, 15, 30, 60)
@@ -136,6 +138,11 @@ def test_a_queue_that_grows_because_less_completes_is_not_called_an_overload() -
     assert "at one sample each 15 s" in finding.missing
 
 
+def test_a_queue_in_front_of_an_unused_pool_is_no_overload() -> None:
+    unused = [Moment(float(t), 30, t, 0, 0.0, 900.0 * t, 900.0 * t, 30 * t, t) for t in range(1, 1200)]
+    assert found(OVERLOAD, as_metrics(every(unused, 15))) is None
+
+
 def test_completions_in_waves_widen_the_bounds() -> None:
     steady = [Moment(float(t), 30, t, 0, 0.97, 0, 0, t, t) for t in range(0, 601, 5)]
     waves = [one._replace(finished=one.finished // 60 * 60) for one in steady]
@@ -200,6 +207,9 @@ def test_a_queue_that_stands_still_beside_room_is_a_head_of_line(seconds: int) -
     finding = found(HEAD_OF_LINE, [*POOL, *as_metrics(moments)])
     assert finding is not None
     assert (finding.verdict, finding.severity) == ("likely", "warning"), finding.explanation
+    positions = {one.name: one.position for one in finding.evidence}
+    assert positions["waiting"] == f"scrape {len(moments)}"
+    assert positions["steps"].endswith(f" to scrape {len(moments)}")
     assert found(HEAD_OF_LINE, as_metrics(moments, "deferred")) is None
     older = found(HEAD_OF_LINE, as_metrics(moments, "deferred"), information=True)
     assert older is not None
@@ -239,6 +249,29 @@ def test_a_long_prompt_that_takes_each_step_is_no_head_of_line() -> None:
     assert found(HEAD_OF_LINE, as_metrics(every(alone, 15)), information=True) is None
     grows = [one._replace(usage=min(0.74, one.usage + max(0.0, one.t - 120) / 1000)) for one in held_back(seconds=200)]
     assert found(HEAD_OF_LINE, [*POOL, *as_metrics(every(grows, 15))]) is None
+
+
+def test_where_the_stream_is_read_counters_are_not_asked_for_a_head_of_line() -> None:
+    """The engine's events would show each request of its queue."""
+    scene = Spoken()
+    scene.watch.feed([msgspec.structs.replace(one, engine=ENGINE) for one in as_metrics(every(held_back(), 15))])
+    scene.watch.settle()
+    assert scene.ledger.samples
+    assert scene.firing(HEAD_OF_LINE) == []
+
+
+@pytest.mark.parametrize(("beside", "shown"), [(40, True), (60, False)])
+def test_each_running_request_may_have_begun_a_block_that_its_tokens_do_not_fill(beside: int, shown: bool) -> None:
+    """Three run, in blocks of 16 tokens: 48 tokens more than were generated are no prompt."""
+    rises = [one._replace(usage=one.usage + (beside / 40_000 if one.t > 140 else 0.0)) for one in held_back()]
+    rises = [one for one in rises if one.t % 15 == 0]
+    assert bool(found(HEAD_OF_LINE, [*POOL, *as_metrics(rises)])) is shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(120, False), (121, True)])
+def test_a_queue_stands_still_for_two_minutes_before_it_is_a_head_of_line(seconds: int, shown: bool) -> None:
+    moments = [one for one in held_back(seconds=seconds) if one.t % 15 == 0]
+    assert bool(found(HEAD_OF_LINE, [*POOL, *as_metrics(moments)])) is shown
 
 
 def test_an_engine_that_never_ran_more_is_at_its_limit() -> None:
@@ -296,6 +329,32 @@ def test_a_hit_rate_that_fell_is_a_question_with_its_causes(seconds: int) -> Non
     assert value(finding, "hit_rate") < 10
     for cause in ("another tenant", "evicted", "lookups"):
         assert cause in finding.explanation
+
+
+def test_requests_are_counted_though_none_ended_in_the_first_minute_of_a_fall() -> None:
+    """They are exposed, and end in batches: none in that minute, and twice as many in the next."""
+    moments = [
+        one._replace(finished=min(one.finished, 3000) if one.t <= 1560 else one.finished)
+        for one in hits(lambda t: 0.7 if t <= 1500 else 0.0)
+    ]
+    finding = found(PREFIX_HITS, as_metrics([one for one in moments if one.t % 60 == 0]))
+    assert finding is not None
+    assert value(finding, "requests_finished") == 2 * 840
+    assert "1,680 requests ended meanwhile" in finding.explanation
+    assert finding.since == timestamp(round((BEGAN.timestamp() + 1500) * 1e9))
+
+
+def test_a_minute_without_an_end_does_not_hide_that_the_load_changed() -> None:
+    moments = [
+        one if one.t <= 1500 else one._replace(finished=3000 + max(0, round(one.t - 1560) // 5))
+        for one in hits(lambda t: 0.7 if t <= 1500 else 0.0)
+    ]
+    assert found(PREFIX_HITS, as_metrics([one for one in moments if one.t % 60 == 0])) is None
+
+
+def test_scrapes_a_little_closer_than_a_minute_bound_a_cell_each() -> None:
+    looked_up = [Moment(54.0 * n, 8, 0, 0, 0.5, 0.0, 0.0, 0, 0, prefix_queries=n) for n in range(1, 4)]
+    assert [cell.looked_up for cell in hit_cells(as_metrics(looked_up))] == [1, 1]
 
 
 @pytest.mark.parametrize("seconds", INTERVALS_S)

@@ -139,6 +139,7 @@ def test_unequal_ranks_are_shown_as_their_last_samples_have_them() -> None:
     (finding,) = observer.firing(UNEQUAL)
     shown = [value(finding, name) for name in ("waiting", "usage", "usage_of_a_rank_with_room")]
     assert shown == [7, 96.0, 40.0]
+    assert finding.position == "0"  # since when, of unequal_ranks
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,19 @@ def test_a_pool_that_holds_all_that_may_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("max_num_seqs", "fires"), [(9, True), (8, False)])
 def test_preemptions_in_a_pool_that_holds_all_that_may_run_have_another_cause(max_num_seqs: int, fires: bool) -> None:
-    """Of 32 blocks, a request of full length takes four. Each of four loses its blocks again and again."""
+    """Of 32 blocks, a request of full length takes four."""
+    explained = preempted_in_turns(max_num_seqs).watch.findings("suppressed")  # such preemptions are thrash
+    assert any(finding.code == KV_TOO_SMALL for finding in explained) == fires
+
+
+def preempted_in_turns(max_num_seqs: int, others_tokens: int = 0) -> Spoken:
+    """Each of four requests loses its blocks six times, and another has so many tokens computed."""
     scene = Spoken(max_model_len=16, max_num_seqs=max_num_seqs)
+    if others_tokens:
+        scene.arrive(9, [9])
     for turn in range(6):
+        if others_tokens:
+            scene.log.progressed([9], [others_tokens * (1 + turn) // 6], [turn])
         for number in range(4):
             blocks = [1 + 2 * number, 2 + 2 * number]
             if not turn:
@@ -89,8 +99,17 @@ def test_preemptions_in_a_pool_that_holds_all_that_may_run_have_another_cause(ma
             scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 8)
             scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
         scene.wait(3)
-    explained = scene.watch.findings("suppressed")  # such preemptions are thrash
-    assert any(finding.code == KV_TOO_SMALL for finding in explained) == fires
+    return scene
+
+
+@pytest.mark.parametrize(("others_tokens", "fires"), [(1_500, True), (2_500, False)])
+def test_preemptions_that_lose_less_than_a_tenth_of_the_work_are_no_want_of_size(
+    others_tokens: int, fires: bool
+) -> None:
+    """24 preemptions lose 192 tokens, while another request has so many computed."""
+    scene = preempted_in_turns(9, others_tokens)
+    explained = scene.watch.findings("suppressed")
+    assert any(finding.code == KV_TOO_SMALL for finding in [*explained, *scene.firing()]) is fires
 
 
 @pytest.mark.parametrize(("pairs", "fires"), [(2, False), (4, True)])
@@ -300,6 +319,16 @@ def test_blocks_that_are_mostly_empty(tokens: int) -> None:
     assert finding.culprits.requests == [f"r-{number}" for number in range(8)]
     assert value(finding, "tokens_in_blocks") == 8 * tokens
     assert value(finding, "tokens_reserved") == 8 * 4
+
+
+@pytest.mark.parametrize(("requests", "inflated"), [(3, False), (4, True)])
+def test_four_requests_with_mostly_empty_blocks_represent_the_load(requests: int, inflated: bool) -> None:
+    scene = Spoken(1 + requests, settings=[f"{BLOCK_INFLATED}.min_block=4"], groups=[KVGroup("mamba", 12)])
+    for number in range(requests):
+        scene.arrive(number, [1 + number])
+    scene.log.progressed(list(range(requests)), [1] * requests, [1] * requests)
+    scene.say()
+    assert bool(scene.firing(BLOCK_INFLATED)) is inflated
 
 
 def test_empty_blocks_that_no_request_is_short_of_are_information() -> None:

@@ -1,4 +1,4 @@
-"""Log lines of no token with requests running: a long prefill that ends by itself, or an engine that stands still."""
+"""Log lines of no token with requests running: a long prefill that ends by itself, or a standstill of the engine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ ENGINE_STALLED = "stuck.engine-stalled"
 HANGS = "The server hangs and never responds again."
 
 
-def found(moments: Sequence[Moment], *stated: str) -> list[FindingReport]:
-    """All findings above information, from the log of these moments and what a person wrote above it."""
+def found(moments: Sequence[Moment], *stated: str, after: Sequence[str] = ()) -> list[FindingReport]:
+    """All findings above information, from the log of these moments and what a person wrote above it; `after`: lines
+    at its end.
+    """
     watch = Pipeline()
-    watch.feed(Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records([*stated, *log_lines(moments)]))
+    watch.feed(Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records([*stated, *log_lines(moments), *after]))
     watch.settle()
     return [finding for finding in watch.findings() if finding.severity != "info"]
 
@@ -91,6 +93,43 @@ def test_a_request_admitted_into_a_stall_does_not_hide_it() -> None:
 def test_two_lines_and_a_person_who_reports_a_hang_are_likely_a_stall() -> None:
     (finding,) = found(first_prompt(2), HANGS)
     assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
+
+
+def test_requests_that_stop_in_a_pool_in_which_they_show_as_0_are_found_as_soon() -> None:
+    before = [moment._replace(usage=0.0) for moment in chats(6)]
+    assert [finding.code for finding in found([*before, *pause(before, 4)])] == [ENGINE_STALLED]
+
+
+def test_blocks_freed_before_a_pause_may_have_let_in_a_long_prompt() -> None:
+    before = chats(6)
+    freed = [moment._replace(usage=0.0) for moment in pause(before, 4)]
+    assert found([*before, *freed]) == []
+
+
+def test_an_engine_that_served_requests_since_its_start_and_ends_is_dead() -> None:
+    """Its start was logged, and not that it was complete: the lines of statistics show that."""
+    start = "INFO 11-20 11:59:00 [api_server.py:1900] vLLM API server version 0.11.0"
+    ray = "(EngineCore pid=5) ERROR 11-20 12:01:00 [ray_executor_v2.py:523] RayWorkerProc rank=3 died unexpectedly,"
+    died = f"{ray} shutting down executor."
+
+    served, at_its_start = found(chats(3), start, after=[died]), found([], start, after=[died])
+    for each in (served, found([], after=[died])):
+        assert [(finding.code, finding.verdict) for finding in each] == [("stuck.engine-dead", "likely")]
+    assert {finding.verdict for finding in at_its_start} == {"cannot-tell"}
+
+
+def worker_waits(*minutes: int) -> list[str]:
+    """A worker's lines that it has had nothing from the engine for a minute, so many minutes after noon."""
+    message = "No available shared memory broadcast block found in 60 seconds."
+    return [f"INFO {BEGAN:%m-%d} 12:{minute:02}:00 [shm_broadcast.py:705] {message}" for minute in minutes]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_workers_that_waited_before_tokens_were_counted_again_show_no_stall(goes_on: bool) -> None:
+    """One long compilation, say: what was computed since shows that the engine moves."""
+    later = [moment._replace(t=moment.t + 300.0) for moment in chats(3)]
+    stalls = found(later, *worker_waits(1, 2)) if goes_on else found(later, after=worker_waits(9, 10))
+    assert [finding.code for finding in stalls] == ([] if goes_on else [ENGINE_STALLED])
 
 
 # -------------------------------------------------------------------- metrics, scraped seldom

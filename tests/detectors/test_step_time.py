@@ -66,10 +66,10 @@ class Timed(Spoken):
         self.say()
         return self.cost.seconds([(count, self.computed[number]) for number, count in tokens.items()], self.rng)
 
-    def run(self, tokens: dict[int, int]) -> float:
+    def run(self, tokens: dict[int, int], most_looks: int = 8) -> float:
         """Run a step to its end, and return its seconds."""
         seconds = self.launch(tokens)
-        self.hang(seconds)
+        self.hang(seconds, most_looks)
         self.log.step_completed(self.step_number, round(seconds * 1e9), Limit.NONE, -1, -1, -1)
         for number, count in tokens.items():
             self.computed[number] += count
@@ -78,9 +78,9 @@ class Timed(Spoken):
         self.say()
         return seconds
 
-    def hang(self, seconds: float) -> None:
+    def hang(self, seconds: float, most_looks: int = 8) -> None:
         """Time passes in a step: the drain thread sends its heartbeats."""
-        looks = min(math.ceil(seconds / 0.5), 8)
+        looks = min(math.ceil(seconds / 0.5), most_looks)
         for _ in range(looks):
             self.clock.sleep(seconds / looks)
             self.packer._vitals = lambda: Vitals(self.step_number, 1, len(self.computed), 0, 0, 0, self.step_number)
@@ -188,11 +188,24 @@ def test_a_step_a_third_slower_than_expected_is_no_stall_and_one_twice_as_slow_i
     scene = Timed(StepCost(10.0))
     scene.enter(1)
     for _ in range(60):
-        scene.run({1: 1})
+        scene.run({1: 1}, most_looks=1)
     scene.launch({1: 1})
     scene.hang(13.5)
     assert scene.never_alarmed()
     assert scene.found_after(10.0) <= 6.5
+
+
+def test_a_step_without_tokens_is_not_expected_to_take_as_long_as_the_prompt_behind_it() -> None:
+    """The engine schedules ahead. By step_expectation, the launch of a step says that nothing is computed in it."""
+    scene = Timed(StepCost(0.02, 2e-3, 0))
+    scene.enter(1, 500)
+    for _ in range(30):
+        scene.run({1: 1}, most_looks=1)
+        scene.run({1: 8192}, most_looks=1)
+    scene.launch({})
+    scene.launch({1: 8192})
+    scene.step_number -= 1  # heartbeats name the one that runs
+    assert scene.found_after(60) < 20
 
 
 def test_a_chunk_of_a_million_tokens_after_chats_is_no_stall() -> None:

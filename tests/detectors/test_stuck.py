@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release
+from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
 NEVER_FITS = "stuck.never-fits"
@@ -25,6 +25,58 @@ def test_a_request_larger_than_the_pool() -> None:
     assert value(finding, "waiting_behind") == 2
     assert "small-1 and small-2" in finding.explanation
     assert f"--max-model-len {scene.lab.pool.usable * scene.lab.manager.block_size}" in finding.change[0]
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(0.75, False), (1.25, True)])
+def test_a_request_larger_than_the_pool_is_found_after_a_second(seconds: float, found: bool) -> None:
+    scene = Spoken(total=33)
+    scene.log.arrived(1, "r-1", 200, 8, 0, 50, 52)
+    scene.say()
+    scene.wait(seconds)
+    assert bool(scene.firing(NEVER_FITS)) is found
+
+
+def test_a_request_larger_than_the_pool_that_stands_alone_holds_none_back() -> None:
+    """The scheduler has passed it over, and nobody came after it."""
+    scene = Spoken(total=33)
+    scene.log.arrived(1, "r-1", 200, 8, 0, 50, 52)
+    scene.log.not_scheduled(1, Cause.KV_BLOCKS, 1)
+    scene.say()
+    scene.wait(2)
+    assert "behind it" not in scene.only(NEVER_FITS).explanation
+
+
+def test_a_request_that_would_fit_without_leaked_blocks_never_fits() -> None:
+    """Twenty of 32 blocks belong to a request that was aborted, and another needs sixteen."""
+    scene = Spoken(total=33)
+    scene.arrive(1, list(range(1, 21)))
+    scene.say()
+    scene.log.finished(1, Status.FINISHED_ABORTED)
+    scene.log.arrived(2, "r-2", 64, 8, 0, 16, 18)
+    scene.log.queued(2, Cause.NEW, at_front=False)
+    scene.log.allocation_failed(2, 16, 12)
+    scene.log.not_scheduled(2, Cause.KV_BLOCKS, 1)
+    scene.say()
+    for _ in range(20):
+        scene.wait(1)
+    assert [finding.code for finding in scene.firing()] == ["leak.unaccounted"]
+    (finding,) = scene.watch.findings("suppressed")  # an effect of the leak
+    assert (finding.code, finding.culprits.requests) == (NEVER_FITS, ["r-2"])
+    assert finding.culprits.blocks == list(range(1, 21))
+    assert (value(finding, "blocks_leaked"), value(finding, "blocks_free")) == (20, 12)
+
+
+def test_a_preempted_request_that_has_outgrown_the_pool_needs_more_blocks_since_then() -> None:
+    scene = Spoken(total=33)
+    scene.arrive(1, list(range(1, 33)))
+    scene.say()
+    scene.log.progressed([1], [128], [5])
+    scene.log.preempted(1, Preempt.KV_BLOCKS, 0, 32, 128)
+    scene.log.released(1, list(range(1, 33)), Release.PREEMPTED)
+    scene.wait(1)
+    scene.wait(2)
+    finding = scene.only(NEVER_FITS)
+    assert [one.position for one in finding.evidence if one.name == "blocks_needed"] == [finding.position]
 
 
 def test_a_thousand_requests_larger_than_the_pool_are_one_finding() -> None:

@@ -162,6 +162,16 @@ def test_an_engine_that_is_not_woken() -> None:
     is_resolved(scene, finding)
 
 
+def test_an_engine_that_passes_its_queue_without_a_step_is_awake() -> None:
+    """It looks for work again and again and finds none that is ready: nothing has to wake it."""
+    scene, request = stuck.lost_wakeup()
+    assert scene.lab.connector is not None
+    scene.live(40)
+    finding = scene.only("stuck.remote-load")
+    assert finding.culprits.requests == [request.id]
+    assert scene.firing("stuck.lost-wakeup") == []
+
+
 def test_an_engine_that_goes_on_without_what_was_fetched_is_awake() -> None:
     """The same word of the connector, and steps: the fetch is what is stuck."""
     scene, request = stuck.lost_wakeup()
@@ -262,6 +272,7 @@ def test_a_running_request_that_is_given_nothing() -> None:
     scene = stuck.zero_token()
     finding = fires_after(scene, "stuck.zero-token")
     assert finding.culprits.requests == affected(scene, "stuck.zero-token") == ["r-1"]
+    assert finding.explanation.startswith("Request r-1 runs and is given 0 tokens at every step, since ")
     assert finding.culprits.blocks == table(scene, "r-1")
     assert value(finding, "blocks_free") == scene.lab.pool.num_free
     scene.lab.abort(scene.lab.scheduler.running[0])

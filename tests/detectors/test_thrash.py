@@ -193,6 +193,25 @@ def test_as_many_requests_that_give_fewer_tokens_a_step_are_no_caution() -> None
 @pytest.mark.parametrize(("head_needs", "fires"), [(9, True), (10, False)])
 def test_a_head_without_room_is_not_held_back_by_a_caution(head_needs: int, fires: bool) -> None:
     """Six of eight are preempted, and two run with nine of eleven blocks free."""
+    scene = retracted(head_needs, 2, 35)
+    assert scene.ledger.state.free == 9
+    assert [code for code in dict.fromkeys(scene.alarms()) if code == AFTER_RETRACT] == [AFTER_RETRACT] * fires
+
+
+@pytest.mark.parametrize(("seconds", "pending"), [(8, False), (12, True)])
+def test_a_preemption_of_some_seconds_ago_is_no_caution_that_lasts(seconds: int, pending: bool) -> None:
+    """Ten seconds of steps after it are compared with those before."""
+    scene = retracted(9, 2, seconds)
+    assert [f.code for f in scene.watch.findings("pending")] == [AFTER_RETRACT] * pending
+
+
+@pytest.mark.parametrize(("running", "fires"), [(4, True), (5, False)])
+def test_steps_of_more_than_half_as_many_tokens_are_no_caution(running: int, fires: bool) -> None:
+    assert bool(retracted(5, running, 35).firing(AFTER_RETRACT)) is fires
+
+
+def retracted(head_needs: int, running: int, seconds: int) -> Spoken:
+    """All but so many of eight are preempted, and those run for so long beside free blocks and a head of the queue."""
     scene = Spoken(total=12, max_num_seqs=8)
     log, step = scene.log, 0
 
@@ -211,12 +230,11 @@ def test_a_head_without_room_is_not_held_back_by_a_caution(head_needs: int, fire
         scene.arrive(number, [number])
     log.arrived(9, "r-9", 4 * head_needs, 8, 0, head_needs, head_needs + 2)
     decode(15, list(range(1, 9)))
-    for number in range(3, 9):
+    for number in range(1 + running, 9):
         log.preempted(number, Preempt.KV_BLOCKS, 1, 1, 4)
         log.released(number, [number], Release.PREEMPTED)
-    decode(35, [1, 2])
-    assert scene.ledger.state.free == 9
-    assert [code for code in dict.fromkeys(scene.alarms()) if code == AFTER_RETRACT] == [AFTER_RETRACT] * fires
+    decode(seconds, list(range(1, 1 + running)))
+    return scene
 
 
 def test_a_load_that_goes_away_after_a_preemption() -> None:

@@ -251,6 +251,19 @@ def test_a_wave_that_waits_for_something_other_than_room_does_not_queue() -> Non
     assert LOCKSTEP not in codes(as_metrics(fetched))
 
 
+@pytest.mark.parametrize(("admitted", "queues"), [(19, True), (20, False)])
+def test_a_wave_of_which_most_runs_at_once_does_not_queue(admitted: int, queues: bool) -> None:
+    """40 end together and as many come: if half of them run in the next second, no line forms for room."""
+    moments = retried(40, 0)
+    fell = moments[29]
+    moments[29:] = [
+        fell._replace(waiting=0),
+        fell._replace(t=31.0, running=admitted, waiting=20, usage=0.4, prompt_tokens=50_000.0),
+        *(fell._replace(t=31.0 + n, running=40, waiting=0, usage=0.9, prompt_tokens=80_000.0) for n in range(1, 15)),
+    ]
+    assert (LOCKSTEP in codes(as_metrics(moments))) == queues
+
+
 def ends(running: int, life_s: float, fall_s: int) -> list[Moment]:
     """Requests come and go for two minutes; those that run then end within `fall_s`, and as many others wait."""
     steady = [
@@ -383,3 +396,18 @@ def test_preemptions_of_many_long_requests_are_counted_for_each_that_runs() -> N
     few = [moment._replace(running=100) for moment in preempting(6, 0)]
     assert not codes(as_metrics(few))
     assert likely(as_metrics([moment._replace(running=6) for moment in few])) == ["thrash.preemption"]
+
+
+def test_preemptions_are_counted_where_aborted_requests_are_not_exposed() -> None:
+    moments = every(preempting(60, 20), 15)
+    assert likely(as_metrics(moments, "aborted")) == ["thrash.preemption"]
+
+
+@pytest.mark.parametrize(("preemptions", "counted"), [(9, False), (10, True)])
+def test_ten_preemptions_within_three_minutes_are_enough_to_count(preemptions: int, counted: bool) -> None:
+    """Six requests run meanwhile, and none ends."""
+    moments = [
+        moment._replace(running=6, finished=0, preemptions=preemptions * n // 12)
+        for n, moment in enumerate(every(preempting(0, 0), 15)[:13])
+    ]
+    assert bool(codes(as_metrics(moments))) is counted

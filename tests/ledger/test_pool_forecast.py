@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvscope.monitor.ledger.pool_forecast import PoolForecast, forecast_full
+from kvscope.monitor.ledger.pool_forecast import PoolForecast, forecast_from_usage, forecast_full
 
 LEAST_COVERED = 0.85
 """Of 400 drawn leaks. If 90 % of the bands hold the true moment, so few do in 1 of 1,000 such draws."""
@@ -84,3 +84,7 @@ def test_a_steady_leak_is_forecast_to_the_second() -> None:
     assert abs(forecast.full_in_s - (500 - 199)) < 10
     assert forecast.earliest_s > 250
     assert abs(forecast.blocks_per_s - 2) < 0.01
+
+
+def test_before_the_first_sample_there_is_no_forecast() -> None:
+    assert forecast_from_usage([], [], 500) is None

@@ -74,4 +74,109 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "admitted = (after.running or 0) - (before.running or 0) + moved(before.finished, after.finished)",
         "0 -> 1",
     ): "requests run in both samples: _waits_beside_room was true of either",
+    (
+        f"{_RULES}.written.contradictions",
+        "impossible_usage",
+        'value = number_of(lines[0], "value") or 0.0',
+        "0.0 -> 1.0",
+    ): "a line without a value, or with 0, is within bounds and not among the lines",
+    (
+        f"{_RULES}.preemption_counts",
+        "counted_preemptions",
+        "ended = (last.finished or 0) - (first.finished or 0) + (last.aborted or 0) - (first.aborted or 0)",
+        "first.finished or 0 -> first.finished",
+    ): "a sample without it ends the window before it",
+    (
+        f"{_RULES}.leak.held_from_samples",
+        "_overfull",
+        "if not fit or fit < 1:",
+        "not fit or fit < 1 -> not fit",
+    ): "with room for less than one request, no usage up to 1 exceeds the one that runs",
+    (
+        f"{_RULES}.stuck.unadmitted_queue",
+        "UnadmittedQueue.seconds",
+        "return apart_s(self.samples[0], self.samples[-1]) or 0.0",
+        "apart_s(self.samples[0], self.samples[-1]) or 0.0 -> apart_s(self.samples[0], self.samples[-1])",
+    ): "_waits_beside_room was true of both samples, so that they have times",
+    (
+        f"{_RULES}.sizing.overload",
+        "Overload._is_overload",
+        "at_once = max(sample.running or 0 for sample in course.samples)",
+        "sample.running or 0 -> sample.running",
+    ): "_queued_at_end keeps no sample without the number of running requests",
+    (
+        f"{_RULES}.sizing.memory_figures",
+        "_of_event",
+        'if not {"device_total", "device_free", "kv_pool", "graphs_actual"} <= known.keys():',
+        "{'device_total', 'device_free', 'kv_pool', 'graphs_actual'} <= known.keys()"
+        " -> {'device_total', 'device_free', 'kv_pool', 'graphs_actual'} < known.keys()",
+    ): "where the device's memory is known, measured() adds `elsewhere`, so the four are never all",
+    (
+        f"{_RULES}.preemption_counts",
+        "counted_preemptions",
+        "if len(window) <= FEWEST_SAMPLES or (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S):",
+        "len(window) <= FEWEST_SAMPLES or (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S)"
+        " -> (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S)",
+    ): "of three samples or fewer, the first of the three parts begins and ends with the same one",
+    (
+        f"{_RULES}.written.contradictions",
+        "impossible_usage",
+        'value = number_of(lines[0], "value") or 0.0',
+        "number_of(lines[0], 'value') or 0.0 -> number_of(lines[0], 'value')",
+    ): "a line without a value, or with 0, is within bounds and not among the lines",
+    (
+        f"{_RULES}.written.lost_blocks",
+        "pins_kept",
+        'items = number_of(full[-1], "items") or 0',
+        "0 -> 1",
+    ): "lines without a number of items are left out before",
+    (
+        f"{_RULES}.imbalance.unequal_ranks",
+        "UnequalRanks.detect_rank",
+        "if idle and not any(other.engine < ledger.engine for other in full):",
+        "other.engine < ledger.engine -> other.engine <= ledger.engine",
+    ): "the others are siblings, of which none has this engine's name",
+    (
+        f"{_RULES}.written.lost_blocks",
+        "slots_leaked",
+        'missing = (number_of(line, "total") or 0) - (number_of(line, "available") or 0)',
+        "0 -> 1",
+    ): "the pattern of the line matches none without both numbers",
+    (
+        f"{_RULES}.written.refusals",
+        "_lacks",
+        "or (free is not None and desired is not None and free < desired)",
+        "free is not None and desired is not None and (free < desired) -> free is not None and free < desired",
+    ): "the one refusal with the device's free memory states the desired memory in the same sentence",
+    (
+        f"{_RULES}.written.refusals",
+        "_lacks",
+        '"pool_blocks" in line.fields and (number_of(line, "pool_blocks") or 0) <= 0',
+        "0 -> 1",
+    ): "of the two, the bound alone survives: the pattern matches no number of blocks above 0",
+    (
+        f"{_RULES}.written.pool_pressure",
+        "prefix_never_hit",
+        'asked, found = number_of(queries[-1], "value") or 0, number_of(hits[-1], "value") or 0',
+        "number_of(hits[-1], 'value') or 0 -> number_of(hits[-1], 'value')",
+    ): "it is only asked whether there were any, which None and 0 answer alike",
+    (
+        f"{_RULES}.leak.deferred_blocks",
+        "overdue_when_polled",
+        "polled_ns = (beat.at_ns if beat is not None else 0) - ledger.unpolled_s() * 1e9",
+        "0 -> 1",
+    ): "a nanosecond after the clock's beginning, nothing has been kept for long either",
+    (
+        "kvscope.monitor.analysis.retained_blocks",
+        "_buckets",
+        "LifetimeBucket(bound, after - before)"
+        " for bound, (before, after) in zip(bounds, pairwise(counts), strict=True)",
+        "True -> False",
+    ): "counts has one entry more than bounds, so that both sides have the same length",
+    (
+        "kvscope.monitor.analysis.request_latency",
+        "recent_sample_latency",
+        "if (sample.at_ns or 0) <= since_ns:",
+        "0 -> 1",
+    ): "since_ns is minutes before a wall clock in ns since 1970, or below 0 where that is not known",
 }

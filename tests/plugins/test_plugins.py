@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvscope.monitor import plugins
-from kvscope.monitor.plugins import PluginRegistry, PluginTimeout, call_within
+from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
+from kvscope.monitor.detectors.thresholds import Settings
+from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.plugins import Plugin, PluginFailure, PluginRegistry, PluginTimeout, call_within
 
 GROUP = "kvscope.detectors"
 
@@ -93,3 +97,55 @@ def test_nothing_installed_is_no_failure() -> None:
     assert [registry.load(group) for group in plugins.GROUPS] == [[], [], []]
     assert registry.loaded() == []
     assert registry.failures() == []
+
+
+LIES = """
+from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.judgement import Judgement
+
+class Lies(Detector):
+    code, severity, title, requires, runbook = "acme.lies", "warning", "It lies", ("metrics",), "Ask it again."
+
+    def detect(self, ledger, settings):
+        yield Judgement(code={code!r}, engine={engine!r}, verdict="likely", explanation="It says so.")
+"""
+ENGINE = "m@h:1/0"
+
+
+def pipeline_at(at_ns: int) -> Pipeline:
+    """An engine of which one sample is known."""
+    watch = Pipeline()
+    watch.feed([Sample(ENGINE, "1", at_ns, running=1, waiting=0, usage=0.1, source="metrics")])
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("code", "engine", "taken"),
+    [("acme.lies", ENGINE, True), ("leak.finished-held", ENGINE, False), ("acme.lies", "m@h:2/0", False)],
+)
+def test_a_judgement_of_another_code_or_engine_is_refused(
+    code: str, engine: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_lies.py").write_text(LIES.format(code=code, engine=engine))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "acme_lies", raising=False)
+    registry = PluginRegistry(lambda group: [EntryPoint("lies", "acme_lies:Lies", group)])
+    ledger = pipeline_at(1_000_000_000_000_000_000).fleet.engines[ENGINE]
+    found = PluginDetectors(("leak",), registry).judge(ledger, [], Settings())
+    assert [judged.code for judged in found] == ["acme.lies"] * taken
+    assert [failure.error for failure in registry.failures()] == [
+        f"ValueError: acme.lies of {ENGINE} yielded {code} of {engine}"
+    ] * (not taken)
+
+
+@pytest.mark.parametrize(("ago_ns", "shown"), [(600_000_000_000 - 1, True), (600_000_000_000, False)])
+def test_a_failure_is_told_for_ten_minutes(ago_ns: int, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the finding blind.plugin-failed."""
+    now_ns = 1_000_000_000_000_000_000
+    failure = PluginFailure(Plugin(GROUP, "good", "acme-things", "1.2"), "OSError", 1, now_ns - ago_ns, 1, False)
+    monkeypatch.setattr(plugins, "failures", lambda: [failure])
+    watch = pipeline_at(now_ns)
+    watch.settle()
+    assert [finding.code for finding in watch.findings() if finding.code == "blind.plugin-failed"] == [
+        "blind.plugin-failed"
+    ] * shown
