@@ -84,13 +84,15 @@ class PreemptionThrash(Detector[Judgement]):
         hit = preempted_names(without_output)
         if len(hit) < settings(self.min_requests):
             return
-        wasted, last_at = sum(one.computed for one in without_output), ledger.at(without_output[-1].at)
+        began, last_at = without_output[0].at_ns, ledger.at(without_output[-1].at)
         state = ledger.state
+        # What the prefix cache kept, the requests do not compute again when they are admitted again.
+        again = ledger.tally.recompute.since(ledger.wall(began))
+        wasted = min(sum(one.computed for one in without_output), again)
         first = point_at(ledger, ledger.now_ns - window_s * 1e9)
         computed = state.totals.computed_tokens - first.computed_tokens
         if wasted < settings(self.min_share) * max(computed, 1):
             return
-        began = without_output[0].at_ns
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
