@@ -165,6 +165,17 @@ def test_a_client_or_two_that_went_away_are_what_a_lease_is_for() -> None:
     assert not scene.firing(LEASE_BURST), "not even as information"
 
 
+def test_blocks_that_several_leases_kept_became_free_once() -> None:
+    scene = Watched(total=201, connector_share=1.0, lease_s=5.0, faults=(LEASE_BURST,))
+    for number in range(8):
+        scene.lab.arrive([*range(40), 100 + number], max_tokens=2)
+    scene.run_until_idle()
+    scene.live(20)
+    finding = scene.only(LEASE_BURST)
+    assert value(finding, "largest_burst") == len(finding.culprits.blocks)
+    assert sum(len(lapse.blocks) for lapse in scene.ledger.lapses) > 2 * len(finding.culprits.blocks)
+
+
 def test_one_lease_that_kept_much_of_the_pool_counts() -> None:
     scene = lease_burst(keys=":limit=1", total=101)
     scene.live(20)

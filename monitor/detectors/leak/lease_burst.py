@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final, NamedTuple
@@ -23,15 +24,22 @@ class LapseBurst(NamedTuple):
 
 
 def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst:
-    """Return the largest number of blocks freed within that time. `lapses` are in the order of their ends."""
+    """Return the largest number of blocks freed within that time. `lapses` are in the order of their ends.
+
+    A block counts once, though it may be of several of them, or be taken and freed again.
+    """
     most = LapseBurst(0, UNKNOWN_POSITION)
-    first = blocks = 0
+    freed: Counter[int] = Counter()
+    first = 0
     for lapse in lapses:
-        blocks += len(lapse.blocks)
+        freed.update(lapse.blocks)
         while lapse.at_ns - lapses[first].at_ns > within_s * 1e9:
-            blocks -= len(lapses[first].blocks)
+            for block in lapses[first].blocks:
+                freed[block] -= 1
+                if not freed[block]:
+                    del freed[block]
             first += 1
-        most = max(most, LapseBurst(blocks, lapse.at), key=lambda burst: burst.blocks)
+        most = max(most, LapseBurst(len(freed), lapse.at), key=lambda burst: burst.blocks)
     return most
 
 
