@@ -350,8 +350,21 @@ def tokens_never_given(begin: Open) -> None:
     live(scene, 5, scene.chat)
     starves = scene.ask("starves", 100, 200)
     live(scene, 3, scene.chat)
+    _starve(scene, starves, scene.chat)
+
+
+def tokens_never_given_in_full_steps(begin: Open) -> None:
+    """Prompts of later requests take the whole of each step meanwhile: the first of all that run lacks no budget."""
+    scene = begin(blocks=900, max_num_seqs=8, max_tokens=64)
+    starves = scene.ask("starves", 100, 200)
+    live(scene, 5)
+
+    _starve(scene, starves, lambda: keep_asking(scene, "prompt", 3, 1_000, 1))
+
+
+def _starve(scene: Scene, starves: Any, load: Callable[[], object]) -> None:
     for _ in range(500):
-        scene.chat()
+        load()
         computed, starves.num_computed_tokens = starves.num_computed_tokens, starves.num_tokens_with_spec
         scene.bare.schedule()
         scene.write()
@@ -426,4 +439,5 @@ FAULTS_BESIDE_LOADS: Final = (
     one_grammar_never_compiled,
     a_preempted_request_forgotten,
     tokens_never_given,
+    tokens_never_given_in_full_steps,
 )

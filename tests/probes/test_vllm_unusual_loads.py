@@ -46,6 +46,7 @@ NAMED = {
     "a_preempted_request_forgotten": ("stuck.lost-request", "confirmed", {"chat-3"}),
     "lookups_that_miss": ("collapse.prefix-hits", "likely", {f"missed-{number}" for number in range(1, 12, 2)}),
     "tokens_never_given": ("stuck.zero-token", "confirmed", {"starves"}),
+    "tokens_never_given_in_full_steps": ("stuck.zero-token", "confirmed", {"starves"}),
 }
 """By fault: the code that fires at the end, its verdict, and the requests that it names."""
 

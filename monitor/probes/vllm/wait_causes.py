@@ -155,12 +155,16 @@ class WaitCauses:
 
     def _running_without_tokens(self, scheduled: dict[str, int], tokens: int) -> None:
         paused = self._mode() == "PAUSED_ALL"
-        for request in self._scheduler.running:
-            if request.request_id in scheduled or self._state.in_flight(request):
+        later_scheduled = False  # a pass gives tokens in the order of this list: then some were left for this one
+        for request in reversed(self._scheduler.running):
+            if request.request_id in scheduled:
+                later_scheduled = True
+                continue
+            if self._state.in_flight(request):
                 continue
             if paused:
                 cause = Cause.PAUSED
-            elif tokens >= self._max_tokens:
+            elif tokens >= self._max_tokens and not later_scheduled:
                 cause = Cause.TOKEN_BUDGET
             else:
                 without = request.request_id in self._state.without_encoder
