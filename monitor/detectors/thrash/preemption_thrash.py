@@ -42,6 +42,11 @@ PREEMPTION_THRASH_WONT_HELP: Final = (
 )
 
 
+STILL_CACHED: Final = (
+    "whether the prefix cache kept what they had computed: so far, little of it was computed again after them"
+)
+
+
 class PreemptionThrash(Detector[Judgement]):
     """Preemptions of requests that had given no token yet."""
 
@@ -86,17 +91,17 @@ class PreemptionThrash(Detector[Judgement]):
             return
         began, last_at = without_output[0].at_ns, ledger.at(without_output[-1].at)
         state = ledger.state
-        # What the prefix cache kept, the requests do not compute again when they are admitted again.
-        again = ledger.tally.recompute.since(ledger.wall(began))
-        wasted = min(sum(one.computed for one in without_output), again)
+        wasted = sum(one.computed for one in without_output)
         first = point_at(ledger, ledger.now_ns - window_s * 1e9)
         computed = state.totals.computed_tokens - first.computed_tokens
-        if wasted < settings(self.min_share) * max(computed, 1):
+        least = settings(self.min_share) * max(computed, 1)
+        if wasted < least:
             return
+        missing = _uncertain_waste(ledger, ledger.wall(began), least)
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
-            verdict="likely" if ledger.state.damaged else "confirmed",
+            verdict="likely" if missing else "confirmed",
             since_ns=ledger.wall(began),
             position=ledger.at(without_output[0].at),
             requests=hit,
@@ -134,8 +139,17 @@ class PreemptionThrash(Detector[Judgement]):
                 " length.",
             ),
             wont_help=PREEMPTION_THRASH_WONT_HELP,
-            missing=LOST_EVENTS if ledger.state.damaged else "",
+            missing=missing,
         )
+
+
+def _uncertain_waste(ledger: EngineLedger, since_ns: int, least: float) -> str:
+    """Return why it is not certain that so many tokens were wasted: those that the prefix cache kept are not computed
+    again when their request is admitted again.
+    """
+    if ledger.state.damaged:
+        return LOST_EVENTS
+    return STILL_CACHED if ledger.tally.recompute.since(since_ns) < least else ""
 
 
 def _thrash_by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
