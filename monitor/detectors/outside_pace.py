@@ -2,8 +2,8 @@
 
 Transfers that were seen to end give the pace, in proportion to their blocks. While others that began before end, one
 that still waits may stand behind them. Before several have ended, nothing in the stream separates a slow transfer from
-a lost one: for a minute such a finding is information, and cannot tell the two apart. It can where none has ended of as
-many as show a pace, and these hold half of the pool, which a request lacks.
+a lost one: for a minute such a finding is information, and cannot tell the two apart. Where none has ended of as many
+as show a pace, and these hold half of the pool, which a request lacks, a leak is the likelier of the two.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FEWEST_SEEN: Final = Threshold(
 )
 """A threshold of leak.finished-held, and of all waits for a transfer."""
 UNPROVEN_SHARE: Final = Threshold(
-    0.5, "of the pool", "half of the load has no room left: then as many transfers as show a pace show that none ends"
+    0.5, "of the pool", "half of the load has no room left: a link that slow is rarer than transfers that never end"
 )
 """A threshold of leak.finished-held, for first transfers that a request waits for."""
 UNKNOWN_PACE: Final = "how long a transfer takes here: too few have ended, and a slow one looks the same"

@@ -230,16 +230,22 @@ def test_blocks_of_one_content_that_no_lookup_missed(load: dict[str, int]) -> No
     assert not duplicated(**load).firing(PREFIX_HITS)  # type: ignore[arg-type]
 
 
+def _admitted_without_a_hit(scene: Spoken, number: int) -> list[int]:
+    """A prompt of ten blocks and a token, of which the lookup finds none. Return its blocks."""
+    blocks = list(range(10 * number, 10 * number + 10))
+    scene.log.arrived(number, f"r-{number}", 41, 8, 0, 10, 12)
+    scene.log.allocated(number, blocks)
+    scene.log.looked_up(number, 41, 0)
+    scene.log.admitted(number, 0)
+    return blocks
+
+
 @pytest.mark.parametrize("gap", [0, 1])
 def test_behind_a_block_that_the_cache_lacked_nothing_could_be_hit(gap: int) -> None:
     """The first of these prompts' blocks was evicted, so that each computed all ten, though nine were cached."""
     scene = Spoken(total=401)
     for number in range(1, 5):
-        blocks = list(range(10 * number, 10 * number + 10))
-        scene.log.arrived(number, f"r-{number}", 41, 8, 0, 10, 12)
-        scene.log.allocated(number, blocks)
-        scene.log.looked_up(number, 41, 0)
-        scene.log.admitted(number, 0)
+        blocks = _admitted_without_a_hit(scene, number)
         if gap:
             scene.log.cached(number, blocks[:1], [1000 + number])
         scene.log.first_token(number)
@@ -254,11 +260,7 @@ def test_a_first_token_after_the_preemption_of_its_request_shows_no_miss(preempt
     """
     scene = Spoken(total=401)
     for number in range(1, 5):
-        blocks = list(range(10 * number, 10 * number + 10))
-        scene.log.arrived(number, f"r-{number}", 41, 8, 0, 10, 12)
-        scene.log.allocated(number, blocks)
-        scene.log.looked_up(number, 41, 0)
-        scene.log.admitted(number, 0)
+        _admitted_without_a_hit(scene, number)
         if number <= preempted:
             scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 10, 41)
         scene.log.first_token(number)

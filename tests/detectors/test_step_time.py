@@ -343,8 +343,8 @@ def test_an_engine_whose_steps_differ_much_is_not_stalled_by_its_slow_ones() -> 
     assert scene.found_after(120) <= max(60.0, 3 * takes)
 
 
-def test_a_heartbeat_that_overtakes_the_end_of_a_step_does_not_make_the_next_one_late() -> None:
-    """Two steps in flight. The heartbeat that names the second arrives before the events that end the first."""
+def second_of_two_in_flight() -> Timed:
+    """Two steps in flight, of which the first has just ended after 8 s: heartbeats name the second from now on."""
     scene = Timed(StepCost(0.1))
     scene.enter(1, 100)
     for _ in range(60):
@@ -354,6 +354,12 @@ def test_a_heartbeat_that_overtakes_the_end_of_a_step_does_not_make_the_next_one
     scene.say()
     scene.hang(8.0)
     scene.step_number += 1
+    return scene
+
+
+def test_a_heartbeat_that_overtakes_the_end_of_a_step_does_not_make_the_next_one_late() -> None:
+    """Two steps in flight. The heartbeat that names the second arrives before the events that end the first."""
+    scene = second_of_two_in_flight()
     scene.hang(0.1)
     assert not scene.firing(STALLED)
     assert scene.found_after(30) <= 8
@@ -361,15 +367,7 @@ def test_a_heartbeat_that_overtakes_the_end_of_a_step_does_not_make_the_next_one
 
 def test_a_keyframe_that_follows_lost_heartbeats_does_not_make_the_step_it_names_late() -> None:
     """Two steps in flight. The heartbeats after the end of the first are lost, and a keyframe names the second."""
-    scene = Timed(StepCost(0.1))
-    scene.enter(1, 100)
-    for _ in range(60):
-        scene.run({1: 1})
-    scene.launch({1: 150})
-    scene.log.step_launched(scene.step_number + 1, [1], [1])
-    scene.say()
-    scene.hang(8.0)
-    scene.step_number += 1
+    scene = second_of_two_in_flight()
     scene.clock.sleep(0.1)
     scene.packer._vitals = lambda: Vitals(scene.step_number, 1, 1, 0, 0, 0, scene.step_number)
     scene.packer.heartbeat()

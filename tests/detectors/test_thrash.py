@@ -121,6 +121,7 @@ def test_work_that_the_prefix_cache_may_have_kept_is_not_surely_wasted(kept: int
     (finding,) = scene.firing(PREEMPTION)
     assert finding.verdict == "likely"
     assert "prefix cache" in finding.missing
+    assert "may be wasted" in finding.explanation
     for number in range(4):
         scene.log.allocated(number, [1 + 2 * number, 2 + 2 * number])
         scene.log.admitted(number, kept)

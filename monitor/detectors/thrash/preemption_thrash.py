@@ -127,9 +127,9 @@ class PreemptionThrash(Detector[Judgement]):
             explanation=(
                 f"Since {clock_time(ledger.wall(began))}, {counted(len(hit), 'request')} lost their blocks"
                 f" {counted(len(without_output), 'time')} before producing one output token: {counted(wasted, 'token')}"
-                f" of computation were wasted, {percent(min(wasted / max(computed, 1), 1))} of all computed tokens. The"
-                " engine admits them when only a part of each prompt fits, and they then take blocks from each"
-                " other."
+                f" of computation {'may be' if missing == STILL_CACHED else 'were'} wasted,"
+                f" {percent(min(wasted / max(computed, 1), 1))} of all computed tokens. The engine admits them when"
+                " only a part of each prompt fits, and they then take blocks from each other."
             ),
             do_now=PREEMPTION_THRASH_DO_NOW,
             change=(
