@@ -9,25 +9,42 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvscope.engine.faults import PLACES
 from kvscope.engine.lab.latencies import OutsideTimes
 from kvscope.engine.lab.simulated_engine import StepTime
 from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.draw_sizes import (
+    DRAWN_POOL_BLOCKS,
+    LONGEST_PROMPT,
+    STEP_S,
+    Sizes,
+    WatchRange,
+    log_uniform,
+)
+from kvscope.monitor.incidents.needed_loads import (
+    ADMITTED_IN_CHUNKS,
+    FETCHED_AGAIN,
+    FILLING_THE_POOL,
+    IDLE_BETWEEN,
+    OUTGROWING,
+    PARKING,
+    SIDE_BY_SIDE,
+    needed_clients,
+    needed_load,
+    size_for_fault,
+)
 from kvscope.monitor.incidents.scenarios.sizing_scenarios import BY_BYTES, CAPTURING, MUCH_MEMORY
 
 HEALTHY_SHARE: Final = 0.4
 TWO_FAULTS_SHARE: Final = 0.1
-STEP_S: Final = (1e-3, 30.0)
-DRAWN_POOL_BLOCKS: Final = (32, 500_000)
 DRAWN_BLOCK_TOKENS: Final = (1, 256)
 MOST_RUNNING: Final = (1, 1024)
 STEP_TOKENS: Final = (32, 16_384)
-LONGEST_PROMPT: Final = 1_000_000
 SCRAPE_S: Final = (1.0, 60.0)
-PLANNED_BLOCKS: Final = (10_000, 65)
+PLANNED_BLOCKS: Final = (10_000, 69)
 """About as many as the memory plan of such a device gives, and with a sixth of a pool given in bytes."""
 MOST_CHUNKS: Final = 100
 LEAST_ARRIVALS: Final = 15
@@ -46,27 +63,18 @@ FETCHING: Final = frozenset(
 KEEPING: Final = frozenset(("leak.finished-held", "leak.idle-not-polled", "leak.lease-burst"))
 AHEAD_OF_STEPS: Final = frozenset(("leak.deferred-free-stalled", "thrash.cascade", "corrupt.use-after-free"))
 BY_LEAVING: Final = frozenset(("leak.unaccounted", "leak.deferred-free-stalled", "corrupt.use-after-free"))
-UNDER_PRESSURE: Final = frozenset(
-    ("thrash.preemption", "thrash.cascade", "thrash.after-retract", "collapse.preempt-all", "stuck.self-preempt")
-)
 WITH_PREFIXES: Final = frozenset(("collapse.prefix-hits", "collapse.cache-flushed", "corrupt.counter-drift"))
+ALL_ALONG: Final = (
+    ADMITTED_IN_CHUNKS
+    | PARKING
+    | IDLE_BETWEEN
+    | SIDE_BY_SIDE
+    | OUTGROWING
+    | frozenset(("thrash.after-retract", "sizing.kv-too-small"))
+)
+"""Faults whose harm lies in that they go on, or that have one chance: all is well at a chance that they leave out."""
 FAULT_CODES: Final = tuple(sorted(PLACES))
 PLANNING_MEMORY: Final = frozenset(code for code in PLACES if code.startswith("sizing."))
-
-
-@dataclass(frozen=True)
-class WatchRange:
-    """For how long an engine is watched, and how much it is given to do, which bounds the time that a run takes.
-
-    seconds, steps: from least to most, of the engine's own time. most_steps: of an engine with quick steps, so that it
-    is watched for more than a moment. requests, prompt_tokens: of all clients together, at most.
-    """
-
-    seconds: tuple[float, float]
-    steps: tuple[int, int]
-    most_steps: int
-    requests: int
-    prompt_tokens: int
 
 
 BRIEF_WATCH: Final = WatchRange((90.0, 900.0), (300, 3_000), 5_000, 400, 600_000)
@@ -108,42 +116,11 @@ class Draw:
         return replace(self, faults=())
 
 
-@dataclass
-class _Sizes:
-    """The bounds of an engine and its load, before they are put together."""
-
-    rng: random.Random
-    codes: frozenset[str]
-    watched: WatchRange
-    blocks: int = 0
-    block_size: int = 0
-    running: int = 0
-    budget: int = 0
-    step_s: float = 0.0
-    prompt: int = 0
-    output: int = 0
-    engine: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def pool(self) -> int:
-        """Tokens that the pool holds."""
-        return (self.blocks - 1) * self.block_size
-
-    def has(self, codes: frozenset[str]) -> bool:
-        """Whether the draw includes one of these incidents."""
-        return bool(self.codes & codes)
-
-
-def log_uniform(rng: random.Random, least: float, most: float) -> float:
-    """Draw between the two, every factor equally likely."""
-    return math.exp(rng.uniform(math.log(least), math.log(max(least, most))))
-
-
 def draw_run(number: int, seed: int = 0, code: str | None = None, watched: WatchRange = BRIEF_WATCH) -> Draw:
     """Draw run `number`. code: the fault to have, empty for none, or None to draw it too."""
     rng = random.Random(f"kvscope {seed} {number}")
     codes = _codes(rng, number) if code is None else tuple(filter(None, (code,)))
-    sizes = _Sizes(rng, frozenset(codes), watched)
+    sizes = Sizes(rng, frozenset(codes), watched)
     _draw_engine(sizes)
     _draw_lengths(sizes)
     steps = round(log_uniform(rng, *watched.steps))
@@ -190,10 +167,12 @@ def _with_keys(rng: random.Random, code: str, steps: int) -> str:
         return f"{code}:after={round(log_uniform(rng, 5, steps / 3))}:limit=1"
     every, after, limit = rng.choice((1, 1, 2, 3)), rng.choice((0, 0, 0, 1, 3)), rng.choice((0, 0, 0, 1, 3))
     keys = {"every": every if every > 1 else 0, "after": after, "limit": limit}
+    if code in ALL_ALONG:
+        keys = {}
     return code + "".join(f":{key}={value}" for key, value in keys.items() if value)
 
 
-def _draw_engine(sizes: _Sizes) -> None:
+def _draw_engine(sizes: Sizes) -> None:
     rng = sizes.rng
     sizes.step_s = log_uniform(rng, *STEP_S)
     sizes.blocks = round(log_uniform(rng, *DRAWN_POOL_BLOCKS))
@@ -224,7 +203,7 @@ def _draw_engine(sizes: _Sizes) -> None:
         _plan_memory(sizes)
 
 
-def _plan_memory(sizes: _Sizes) -> None:
+def _plan_memory(sizes: Sizes) -> None:
     """Let a memory plan size the pool, as these faults need: on devices so small that graphs count."""
     shape = {"sizing.kv-too-small": BY_BYTES, "sizing.elsewhere": MUCH_MEMORY}
     planned = next((shape[code] for code in shape if code in sizes.codes), CAPTURING)
@@ -237,25 +216,23 @@ def _plan_memory(sizes: _Sizes) -> None:
     sizes.blocks = PLANNED_BLOCKS[planned is BY_BYTES]
 
 
-def _draw_lengths(sizes: _Sizes) -> None:
+def _draw_lengths(sizes: Sizes) -> None:
     rng = sizes.rng
     longest = min(LONGEST_PROMPT, max(16, int(0.8 * sizes.pool)))
     if sizes.engine.get("max_model_len"):
         longest = min(longest, sizes.engine["max_model_len"] // 2)
     sizes.prompt = round(log_uniform(rng, min(16, longest), longest))
     sizes.output = round(log_uniform(rng, 2, min(1_000, max(4, 0.5 * sizes.pool))))
-    if sizes.has(UNDER_PRESSURE):  # alike requests that grow into each other's room
-        together = min(sizes.running, 16)
-        sizes.prompt = max(2, sizes.pool // (together * 2))
-        sizes.output = max(8, min(sizes.pool // max(together, 1), 600))
+    size_for_fault(sizes)
     if sizes.engine.get("max_model_len"):
+        sizes.prompt = min(sizes.prompt, sizes.engine["max_model_len"] // 2)
         sizes.output = min(sizes.output, sizes.engine["max_model_len"] // 4)
     else:  # a prompt is computed in a hundred chunks at most, as 1 M tokens in steps of 8,192
         sizes.budget = max(sizes.budget, -(-sizes.prompt // MOST_CHUNKS))
         sizes.engine["max_num_batched_tokens"] = sizes.budget
 
 
-def _draw_step_time(sizes: _Sizes, longest: int) -> StepTime:
+def _draw_step_time(sizes: Sizes, longest: int) -> StepTime:
     """Draw fixed, token and context cost in any proportion, such that they, the first steps and jitter (two deviations
     of it) together make no step longer than the longest. longest: tokens of the longest request.
     """
@@ -280,7 +257,7 @@ def _draw_step_time(sizes: _Sizes, longest: int) -> StepTime:
     )
 
 
-def _draw_latencies(sizes: _Sizes, longest: int) -> OutsideTimes:
+def _draw_latencies(sizes: Sizes, longest: int) -> OutsideTimes:
     """Draw latencies: the copy of the longest request takes a millisecond to a minute, a grammar a hundredth of a
     second to ten seconds. longest: its tokens.
     """
@@ -291,8 +268,9 @@ def _draw_latencies(sizes: _Sizes, longest: int) -> OutsideTimes:
     return OutsideTimes(share * copy, (1 - share) * copy / blocks, log_uniform(rng, 0.01, 10))
 
 
-def _draw_window(sizes: _Sizes) -> int:
-    if sizes.engine.get("kv_connector") or sizes.has(PLANNING_MEMORY) or sizes.rng.random() > 0.2:
+def _draw_window(sizes: Sizes) -> int:
+    one_group = PLANNING_MEMORY | OUTGROWING | FILLING_THE_POOL  # whose pool is full to the block
+    if sizes.engine.get("kv_connector") or sizes.has(one_group) or sizes.rng.random() > 0.2:
         return 0
     return round(log_uniform(sizes.rng, 8, 8192))
 
@@ -300,7 +278,7 @@ def _draw_window(sizes: _Sizes) -> int:
 # -------------------------------------------------------------------- clients
 
 
-def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...]:
+def _draw_load(sizes: Sizes, seconds: float, duty: float) -> tuple[Clients, ...]:
     """Draw clients. duty: the share of the time in which steps may be made, for a quick engine to be watched longer."""
     rng = sizes.rng
     together = max(1, min(sizes.running, sizes.pool // (sizes.prompt + sizes.output)))
@@ -311,11 +289,14 @@ def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...
     prompt = (max(1, sizes.prompt // rng.choice((1, 2, 4))), sizes.prompt)
     output = (max(1, sizes.output // rng.choice((1, 2, 8))), sizes.output)
     until = seconds * 0.9
+    if sizes.least_output:
+        prompt, output = (sizes.least_prompt, sizes.prompt), (sizes.least_output, max(sizes.least_output, sizes.output))
     common: dict[str, Any] = {"prompt": prompt, "output": output, "until_s": until, **_habits(sizes)}
+    needed = needed_load(sizes, common, most, duty)
+    if needed is not None:
+        return (needed, *_special_clients(sizes, seconds))
     clients = min(round(together * rng.choice((0.5, 1, 2, 4))) or 1, most)
     kind = rng.choice(("closed", "closed", "poisson", "poisson", "bursts", "batch", "agents"))
-    if sizes.has(UNDER_PRESSURE | frozenset(("sizing.kv-too-small", "collapse.lockstep"))):
-        kind, clients = "closed", max(2, min(2 * min(sizes.running, 16), most))
     if duty < 0.9:
         kind, capacity = "poisson", duty * capacity / together
     if kind == "poisson":
@@ -335,7 +316,7 @@ def _draw_load(sizes: _Sizes, seconds: float, duty: float) -> tuple[Clients, ...
     return (load, *_special_clients(sizes, seconds))
 
 
-def _habits(sizes: _Sizes) -> dict[str, Any]:
+def _habits(sizes: Sizes) -> dict[str, Any]:
     rng = sizes.rng
     habits: dict[str, Any] = {}
     if sizes.engine["scheduling_policy"] == "priority":
@@ -347,26 +328,21 @@ def _habits(sizes: _Sizes) -> dict[str, Any]:
     return habits
 
 
-def _special_clients(sizes: _Sizes, seconds: float) -> tuple[Clients, ...]:
+def _special_clients(sizes: Sizes, seconds: float) -> tuple[Clients, ...]:
     """Clients that a fault needs to have a chance, beside the others."""
     rng, pool = sizes.rng, sizes.pool
-    found = []
-    if sizes.has(FETCHING):  # more beginnings than the pool keeps: they are fetched from the host again
+    found = needed_clients(sizes, seconds)
+    if sizes.has(
+        FETCHING - PARKING - FETCHED_AGAIN
+    ):  # more beginnings than the pool keeps: they are fetched from the host again
         prefix = min(max(sizes.block_size, pool // 6), sizes.watched.prompt_tokens // 60)
         rate = min(60 / seconds, 0.2 / sizes.step_s)
         own = max(1, sizes.block_size)
         common: dict[str, Any] = {"prompt": (1, own), "output": (2, 10), "prefixes": 10, "prefix": prefix}
-        leaving = "leak.remote-load-lost" in sizes.codes
         found.append(Clients("f", rate=rate, until_s=seconds * 0.8, **common))
-        if leaving:
-            found.append(Clients("g", rate=rate / 2, until_s=seconds * 0.8, leave_fetching=True, **common))
     if "stuck.never-fits" in sizes.codes:
         large = round(pool * rng.uniform(1.02, 1.5)) + sizes.block_size
         found.append(Clients("large", times=(seconds * rng.uniform(0.05, 0.5),), prompt=(large, large), output=(2, 5)))
-    if "stuck.self-preempt" in sizes.codes:
-        start = seconds * rng.uniform(0.02, 0.2)
-        own = max(1, pool - rng.randint(4, 60))
-        found.append(Clients("endless", times=(start,), prompt=(own, own), output=(400, 800)))
     if "stuck.head-of-line" in sizes.codes:
         half = max(1, pool // 2)
         found.append(Clients("hog", times=(0.0,), prompt=(half, half), output=(200, 800)))

@@ -60,6 +60,8 @@ class EngineWitness:
         """Ids of all requests that the scheduler ever had, by number."""
         self.moved_s: dict[int, float] = {}
         """By request: when it last got a token, or what it waits for was there."""
+        self.furthest: dict[int, tuple[int, float]] = {}
+        """By request: the most tokens that it ever had computed, and since when. Work done again adds none."""
         self.last_free: dict[int, LastFree] = {}
         self.tokens_computed = 0
         self.leaked_s = 0.0
@@ -253,7 +255,10 @@ class EngineWitness:
             self._fenced = {block: fenced for block, fenced in self._fenced.items() if fenced[0] > plan.step}
         self.last_step_s = now_s
         for share in plan.shares:
-            self.moved_s[share.request.number] = now_s
+            number, computed = share.request.number, share.start + share.num_tokens
+            self.moved_s[number] = now_s
+            if number not in self.furthest or computed > self.furthest[number][0]:
+                self.furthest[number] = computed, now_s
 
     def ended(self, count: int) -> None:
         """Note that so many requests came to their natural end in this pass."""

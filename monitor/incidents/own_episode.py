@@ -219,14 +219,17 @@ class OwnEpisode:
             number = request.number
             place = self._place(request)
             fetched = isinstance(engine.connector, HostConnector) and engine.connector.num_fetched > 0
+            preempted = 0 if engine.hangs else request.num_preemptions - self._preemptions.get(number, 0)
+            holds = place == "waiting" and number in manager.tables
+            since_s = witness.last_step_s if holds else witness.moved_s[number]
             yield UnfinishedRequest(
                 request.id,
                 place,
-                witness.last_step_s if place == "waiting" and number in manager.tables else witness.moved_s[number],
+                witness.furthest[number][1] if preempted and number in witness.furthest else since_s,
                 [block for held in manager.held(number) for block in held],
                 manager.blocks_for(request.num_tokens),
                 fetched and number in scheduler.transfers.loading,
-                request.num_preemptions - self._preemptions.get(number, 0) if engine.hangs is False else 0,
+                preempted,
             )
         for number in sorted(engine.intake.open - scheduler.requests.keys()):
             yield UnfinishedRequest(self._crowd.names[number], "front-end", self._crowd.asked_s[number])

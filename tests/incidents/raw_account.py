@@ -35,6 +35,8 @@ class RawRequest:
     scheduled: int = 0
     outputs: int = 0
     moved_s: float = 0.0
+    furthest: int = 0
+    got_further_s: float = 0.0
     status: int = -1
     ended_s: float = -1.0
     blocks: Counter[int] = field(default_factory=Counter)
@@ -213,7 +215,10 @@ class RawAccount:
     def _progressed(self, event: Run) -> None:
         count = len(event.ids)
         for number, computed, outputs in zip(event.ids, event.args[:count], event.args[count:], strict=True):
-            self.requests[number].computed, self.requests[number].outputs = computed, outputs
+            request = self.requests[number]
+            request.computed, request.outputs = computed, outputs
+            if computed > request.furthest:
+                request.furthest, request.got_further_s = computed, self.now_s
 
     def _admitted(self, event: Run) -> None:
         request = self.requests[event.request]

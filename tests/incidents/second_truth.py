@@ -313,7 +313,7 @@ class SecondTruth:
         if -(-request.prompt // account.block_size) * account.groups > account.usable:
             return "needs-more-than-the-pool", request.came_s
         if in_drain:
-            return "preempts-itself", request.moved_s
+            return "preempts-itself", request.got_further_s or request.moved_s
         if request.place == "parked" and any(one.came_s <= request.came_s for one in self._refused()):
             return "waits-behind-another", request.moved_s
         if request.place == "waiting":

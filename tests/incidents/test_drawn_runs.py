@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
@@ -25,13 +26,24 @@ from kvscope.monitor.incidents import own_episode as own_episode_module
 from kvscope.monitor.incidents.accuracy import accuracy_of
 from kvscope.monitor.incidents.accuracy_text import accuracy_page, show_accuracy
 from kvscope.monitor.incidents.client_load import Clients
-from kvscope.monitor.incidents.draws import FAULT_CODES, LONG_WATCH, STEP_S, Draw, draw_run, fault_in_turn
+from kvscope.monitor.incidents.draw_sizes import STEP_S
+from kvscope.monitor.incidents.draws import FAULT_CODES, LONG_WATCH, Draw, draw_run, fault_in_turn
 from kvscope.monitor.incidents.episode import own_episode
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recording, unmarked_records
+from kvscope.monitor.incidents.needed_loads import (
+    ADMITTED_IN_CHUNKS,
+    FETCHED_AGAIN,
+    FILLING_THE_POOL,
+    IDLE_BETWEEN,
+    OUTGROWING,
+    PARKING,
+    SIDE_BY_SIDE,
+)
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON
 from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.trial import Trial, judge_claim, note_outcome, seen_harms
 from kvscope.monitor.incidents.trial_batch import read_trials
+from kvscope.monitor.incidents.truth.claims import codes_named
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
 from kvscope.monitor.incidents.truth.what_happened import Harm, decide
 from tests.incidents.checked_runs import end_of_draw
@@ -111,7 +123,42 @@ def test_no_step_of_a_drawn_engine_takes_longer_than_the_range() -> None:
     assert 20 < longest <= STEP_S[1] * (1 + 1e-9)
 
 
+RARE: Final = FILLING_THE_POOL | ADMITTED_IN_CHUNKS | OUTGROWING | PARKING | FETCHED_AGAIN | IDLE_BETWEEN | SIDE_BY_SIDE
+
+
+def test_engines_of_rare_harms_are_as_different_as_others() -> None:
+    assert set(FAULT_CODES) > RARE
+    drawn = [draw_run(number, 0, code) for code in sorted(RARE) for number in range(40)]
+    for each in drawn:
+        EngineConfig(**each.engine, faults=each.faults, max_model_len=each.max_model_len)
+    blocks = [each.engine["num_gpu_blocks_override"] for each in drawn if "num_gpu_blocks_override" in each.engine]
+    assert min(blocks) < 100 < 20_000 < max(blocks)
+    steps = [each.step_time.base_s for each in drawn]
+    assert min(steps) < 0.002 < 10 < max(steps)
+    assert {each.engine.get("block_size") for each in drawn} > {1, 16, 256}
+    assert {each.engine["scheduling_policy"] for each in drawn} == {"fcfs", "priority"}
+    assert max(each.engine["max_num_seqs"] for each in drawn) > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", sorted(RARE))
+def test_a_rare_harm_is_done_in_half_of_the_runs_of_its_fault(code: str, tmp_path: Path) -> None:
+    ends = (end_of_draw(draw_run(number, 7, code), tmp_path / str(number)) for number in range(6))
+    assert sum(code in codes_named(decide(end)) for end in ends) >= 3
+
+
 # -------------------------------------------------------------------- the truth
+
+
+@pytest.mark.parametrize("fault", ["", "stuck.self-preempt"])
+def test_a_request_that_preempts_itself_is_doomed_from_its_last_token_on(fault: str) -> None:
+    load = (Clients("c", times=(5.0,), prompt=(1_500, 1_500), output=(400, 400)),)
+    harms = {harm.kind: harm for harm in decide(ended(small(fault, load=load)))}
+    if not fault:
+        assert harms == {}
+        return
+    assert 7 < harms["preempts-itself"].since_s < 15  # 100 tokens fill the pool
+    assert harms["preempts-itself"].requests == {"c-0"}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +184,7 @@ def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: 
     assert (sound.unfinished, sound.kept) == ([], [])
 
 
-TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH, PASSED_OVER = (24, 20261125), (246, 20261125), (24, 20261202)
+TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH, PASSED_OVER = (194, 780), (246, 20261125), (58, 780)
 """Runs of each fault in turn, with their seed. A fetch ends while the engine sleeps: only the next request wakes it.
 The pins of a fetch outlive it while others are fetched. A fetch ends, and the engine, which is busy, is not told.
 """
@@ -146,9 +193,9 @@ The pins of a fetch outlive it while others are fetched. A fetch ends, and the e
 @pytest.mark.parametrize(
     ("run", "kind", "since_s"),
     [
-        (TAKEN_IN_LATE, "fetched-while-asleep", 562),
+        (TAKEN_IN_LATE, "fetched-while-asleep", 200),
         (PINNED_BESIDE_A_FETCH, "outer-pin", 612),
-        (PASSED_OVER, "fetched-and-passed-over", 122),
+        (PASSED_OVER, "fetched-and-passed-over", 23),
     ],
 )
 def test_harms_of_fetches_begin_with_the_fetch_that_they_concern(
@@ -288,7 +335,7 @@ def test_metrics_name_the_code_that_only_the_stream_tells_apart(kind: str, code:
 
 def test_copies_of_the_longest_request_take_a_minute_at_most() -> None:
     longest_s = 0.0
-    for drawn in map(draw_run, range(200)):
+    for drawn in map(draw_run, range(400)):
         tokens = max(each.prompt[1] + each.prefix + each.output[1] + each.context for each in drawn.load)
         blocks = -(-tokens // drawn.engine.get("block_size", 16))
         longest_s = max(longest_s, drawn.latencies.copy_s + drawn.latencies.copy_block_s * blocks)

@@ -15,7 +15,7 @@ from tests.incidents.test_drawn_runs import small
 from tests.incidents.test_truth import SOUND
 from tests.incidents.truth_check import RANDOM_RUNS, RANDOM_SEED, Checked, check_run, disagreements, fifty_runs
 
-QUEUE_BEFORE_A_FREE, LEASE_AFTER_A_SHARED_PREFIX = (98939, RANDOM_SEED), (49468, RANDOM_SEED)
+QUEUE_BEFORE_A_FREE, LEASE_AFTER_A_SHARED_PREFIX = (98939, RANDOM_SEED), (229, RANDOM_SEED)
 FENCE_BEFORE_A_HANG = 177, 173205
 """Runs on which the truth was wrong. It asked only after a step who would have fitted behind the head, and dated the
 queue from there. It dated a hold by a free of another request. It took blocks behind a step that had returned for an
@@ -62,6 +62,15 @@ def test_events_show_each_harm_and_none_in_a_sound_engine(fault: str, kind: str,
     named = SecondTruth(tmp_path, end.watched_s).harms.keys()
     assert kind in named if kind else not named
     assert named == {harm.kind for harm in decide(end)}
+
+
+def test_both_methods_date_what_preempts_itself_by_its_last_token(tmp_path: Path) -> None:
+    load = (Clients("c", times=(5.0,), prompt=(1_500, 1_500), output=(400, 400)),)
+    end = end_of_draw(small("stuck.self-preempt", load=load), tmp_path)
+    second = SecondTruth(tmp_path, end.watched_s).harms["preempts-itself"]
+    (harm,) = (harm for harm in decide(end) if harm.kind == "preempts-itself")
+    assert second.first_s == pytest.approx(harm.since_s, abs=0.1)
+    assert second.requests == harm.requests
 
 
 def checked(harms: dict[str, Harm], second: dict[str, SecondHarm], left: frozenset[str] = frozenset()) -> Checked:

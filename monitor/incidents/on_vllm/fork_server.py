@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.incidents.draws import BRIEF_WATCH, WatchRange
+from kvscope.monitor.incidents.draw_sizes import WatchRange
+from kvscope.monitor.incidents.draws import BRIEF_WATCH
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
 from kvscope.monitor.rare_collections import LAB_THRESHOLDS, collect_rarely

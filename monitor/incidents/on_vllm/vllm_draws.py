@@ -6,15 +6,14 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvscope.monitor.incidents.draw_sizes import WatchRange, log_uniform
 from kvscope.monitor.incidents.draws import (
     BRIEF_WATCH,
     FETCHING,
     HEALTHY_SHARE,
     KEEPING,
     Draw,
-    WatchRange,
     draw_run,
-    log_uniform,
 )
 from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE, VllmFault, release_tuple
 

@@ -11,7 +11,8 @@ import msgspec
 
 from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.incidents.drain_limits import NotFinished
-from kvscope.monitor.incidents.draws import BRIEF_WATCH, WatchRange
+from kvscope.monitor.incidents.draw_sizes import WatchRange
+from kvscope.monitor.incidents.draws import BRIEF_WATCH
 from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run
 from kvscope.monitor.incidents.on_vllm.vllm_worker import shared_worker

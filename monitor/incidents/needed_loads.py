@@ -1,0 +1,243 @@
+"""Engines and loads that a fault needs to do harm, where one drawn without regard to it hardly ever has them.
+
+All is drawn still: how large the pool is, how many requests fill it, how long that takes. Only what the mechanism needs
+is seen to, in as few steps as the engine makes while it is watched: that the requests outgrow the pool, that prompts
+are computed while others decode, that what is fetched was there before and is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvscope.monitor.incidents.client_load import Clients
+from kvscope.monitor.incidents.draw_sizes import DRAWN_POOL_BLOCKS, FEWEST_STEPS, Sizes, log_uniform
+
+FILLING_THE_POOL: Final = frozenset(
+    ("thrash.cascade", "thrash.after-retract", "collapse.preempt-all", "corrupt.use-after-free", "sizing.kv-too-small")
+)
+"""Preemption is where the harm begins: requests that were admitted together outgrow the pool."""
+ADMITTED_IN_CHUNKS: Final = frozenset(("thrash.preemption",))
+"""A prompt is preempted before it is computed: it takes several steps, while others decode and the pool is full."""
+OUTGROWING: Final = frozenset(("stuck.self-preempt",))
+PARKING: Final = frozenset(("stuck.parked-loads",))
+"""Fetched prefixes fill the pool up to one block, and each request needs one more for its own tokens."""
+FETCHED_AGAIN: Final = frozenset(("stuck.lost-wakeup", "leak.remote-load-lost"))
+IDLE_BETWEEN: Final = frozenset(("leak.idle-not-polled",))
+"""The engine has nothing to run when a copy ends."""
+SIDE_BY_SIDE: Final = frozenset(("collapse.lockstep",))
+"""Some decode while others' prompts are computed."""
+
+MOST_TOKENS: Final = 300_000
+"""Of a pool that is to be filled: half of what all prompts of a brief watch may have."""
+MOST_FETCHED_TOKENS: Final = 60_000
+MOST_BLOCKS_AGAIN: Final = 250
+"""Blocks of a step that are taken and given back without end, for hundreds of steps of a run."""
+FEW_FETCHES: Final = 40
+MOST_TOGETHER: Final = 32
+LEAST_TOGETHER: Final = 3
+
+
+def size_for_fault(sizes: Sizes) -> None:
+    """Change the drawn engine, and the lengths of its requests, to what its fault needs."""
+    if sizes.has(FILLING_THE_POOL):
+        _fill_the_pool(sizes)
+    elif "num_gpu_blocks_override" not in sizes.engine:
+        return  # a memory plan sizes the pool
+    elif sizes.has(ADMITTED_IN_CHUNKS):
+        _admit_in_chunks(sizes)
+    elif sizes.has(OUTGROWING):
+        _outgrow_the_pool(sizes)
+    elif sizes.has(PARKING):
+        _park(sizes)
+    elif sizes.has(FETCHED_AGAIN):
+        _bound_pool(sizes, MOST_FETCHED_TOKENS)
+        _compute_within(sizes, sizes.pool, sizes.full_steps / 12)
+    elif sizes.has(IDLE_BETWEEN):
+        _end_early(sizes)
+    elif sizes.has(SIDE_BY_SIDE):
+        _run_side_by_side(sizes)
+
+
+def _bound_pool(sizes: Sizes, tokens: int) -> None:
+    if "num_gpu_blocks_override" in sizes.engine:
+        blocks = max(DRAWN_POOL_BLOCKS[0], min(sizes.blocks, tokens // sizes.block_size))
+        sizes.set_engine(num_gpu_blocks_override=blocks)
+
+
+def _compute_within(sizes: Sizes, tokens: int, steps: float) -> None:
+    """Let so many tokens of prompts be computed in so many steps."""
+    sizes.set_engine(max_num_batched_tokens=max(sizes.budget, round(tokens / max(steps, 1))))
+
+
+def _let_run(sizes: Sizes, least: int) -> None:
+    sizes.set_engine(max_num_seqs=max(sizes.running, least), max_num_batched_tokens=max(sizes.budget, least))
+
+
+def _fill_the_pool(sizes: Sizes) -> None:
+    """Let requests that fit into the pool together outgrow it after some steps."""
+    rng = sizes.rng
+    _bound_pool(sizes, MOST_TOKENS)
+    _let_run(sizes, LEAST_TOGETHER + 1)
+    usable = sizes.blocks - 1
+    together = round(log_uniform(rng, LEAST_TOGETHER + 1, min(sizes.running, usable // 4, MOST_TOGETHER)))
+    share = usable // together * sizes.block_size
+    if "num_gpu_blocks_override" in sizes.engine:  # the first ones are short of a block, and others have some
+        left = rng.randint(0, together - LEAST_TOGETHER)
+        sizes.set_engine(num_gpu_blocks_override=usable // together * together + left + 1)
+    grown = min(round(log_uniform(rng, 1, sizes.steps / 6)), share // 2)
+    filled = round(log_uniform(rng, 1, sizes.full_steps / 6))
+    _compute_within(sizes, sizes.pool, filled)
+    sizes.prompt = max(1, share - grown)
+    sizes.least_prompt = max(1, sizes.prompt - grown // 2)
+    sizes.least_output = 2 * grown + filled + 2
+    sizes.output = sizes.least_output + round(log_uniform(rng, 2, sizes.steps / 6))
+
+
+def _admit_in_chunks(sizes: Sizes) -> None:
+    """Let prompts of several chunks each be as many that they do not fit into the pool together, and the others take
+    the last block as often as the one that is computed.
+    """
+    rng, steps = sizes.rng, sizes.full_steps
+    _let_run(sizes, LEAST_TOGETHER + 1)
+    together = round(log_uniform(rng, 2, min(sizes.running - 1, 12, max(2, steps / 12))))
+    filled = steps // 4
+    decoded = filled * together
+    while sizes.block_size > 1 and DRAWN_POOL_BLOCKS[0] * sizes.block_size > filled * decoded:
+        sizes.block_size //= 2
+    sizes.set_engine(block_size=sizes.block_size)
+    if rng.random() < 0.9:  # what a prompt finds again does not fit into what is left
+        sizes.engine |= {"enable_prefix_caching": False, "kv_connector": "", "kv_lease_seconds": 0.0}
+    least = max(sizes.block_size / 2, DRAWN_POOL_BLOCKS[0] * sizes.block_size / filled)
+    chunk = max(1, round(log_uniform(rng, least, 2 * sizes.block_size)))
+    _bound_pool(sizes, min(MOST_TOKENS, filled * chunk))
+    left = log_uniform(rng, min(0.6, 1.5 * chunk * together / sizes.pool), 0.9)  # of a prompt's room, when others run
+    sizes.prompt = max(3, round(sizes.pool / (together + left)))
+    sizes.least_prompt = sizes.prompt
+    budget = together + min(chunk, max(1, sizes.prompt // 3))
+    sizes.set_engine(max_num_batched_tokens=budget, max_num_seqs=min(sizes.running, budget))
+    sizes.least_output = sizes.pool // (budget - together) + 2
+    sizes.output = sizes.least_output + round(log_uniform(rng, 2, steps / 2))
+
+
+def _outgrow_the_pool(sizes: Sizes) -> None:
+    """Let a step compute no more than half of a pool, so that what fills it is computed in chunks again and again."""
+    chunks = round(log_uniform(sizes.rng, 3, sizes.steps / 6))
+    _bound_pool(sizes, min(MOST_TOKENS, chunks * MOST_BLOCKS_AGAIN * sizes.block_size))
+    budget = max(1, min(max(sizes.budget, sizes.pool // chunks), sizes.pool // 2))
+    sizes.set_engine(max_num_batched_tokens=budget, max_num_seqs=min(sizes.running, budget))
+    sizes.prompt = min(sizes.prompt, max(1, sizes.pool // 8))
+    sizes.output = min(sizes.output, max(2, sizes.steps // 8))
+
+
+def _park(sizes: Sizes) -> None:
+    _bound_pool(sizes, MOST_FETCHED_TOKENS)
+    sizes.together = sizes.rng.choice((2, 2, 3))
+    sizes.set_engine(num_gpu_blocks_override=(sizes.blocks - 2) // sizes.together * sizes.together + 2)
+    _compute_within(sizes, sizes.pool, sizes.steps / 10)
+    sizes.prompt = min(sizes.prompt, max(1, sizes.pool // 16))
+    sizes.output = min(sizes.output, max(2, sizes.steps // 16))
+
+
+def _end_early(sizes: Sizes) -> None:
+    """Let requests have a full block to copy, and end long before the watch does."""
+    sizes.prompt = max(sizes.prompt, min(2 * sizes.block_size, int(0.8 * sizes.pool)))
+    sizes.least_prompt = min(sizes.prompt, sizes.block_size + 1)
+    _compute_within(sizes, sizes.prompt, sizes.steps / 16)
+    sizes.output = min(sizes.output, max(2, sizes.steps // 12))
+    sizes.least_output = 1
+
+
+def _run_side_by_side(sizes: Sizes) -> None:
+    rng = sizes.rng
+    _let_run(sizes, 2)
+    sizes.set_engine(max_num_seqs=min(sizes.running, 2 * MOST_TOGETHER))
+    sizes.prompt = min(sizes.prompt, max(1, sizes.pool // 4))
+    sizes.output = min(round(log_uniform(rng, 4, sizes.steps / 4)), max(4, sizes.pool // 8))
+    _compute_within(sizes, sizes.prompt, sizes.steps / 16)
+
+
+# -------------------------------------------------------------------- clients
+
+
+def needed_load(sizes: Sizes, common: Mapping[str, Any], most: int, duty: float) -> Clients | None:
+    """Return the clients that its fault needs, None if it needs no others than drawn. most: requests at once.
+
+    common: what is drawn of them. duty: the share of the time in which steps may be made.
+    """
+    until_s = common["until_s"]
+    together = max(1, min(sizes.running, sizes.pool // (sizes.prompt + sizes.output)))
+    if sizes.has(IDLE_BETWEEN):
+        waves = sizes.rng.randint(1, 3)
+        chunks = -(-sizes.prompt // sizes.budget)
+        clients = max(1, min(together, most // waves, sizes.steps // (12 * waves * chunks)))
+        return _waves(clients, waves, {**common, "until_s": until_s / 2})
+    if sizes.has(PARKING):
+        return Clients("p", rate=6 / until_s, **{**common, "until_s": until_s / 3})
+    if sizes.has(FETCHED_AGAIN) and sizes.rng.random() < 0.6:  # few enough for a fetch to end while none runs
+        return Clients("p", rate=6 / until_s, **common)
+    if not sizes.has(FILLING_THE_POOL | ADMITTED_IN_CHUNKS | SIDE_BY_SIDE):
+        return None
+    if sizes.has(ADMITTED_IN_CHUNKS) or sizes.rng.random() < 0.7:  # what they share leaves room
+        common = {**common, "prefixes": 0, "prefix": 0}
+    if "prefix" in common and sizes.least_prompt > common["prefix"]:  # a part of the prompt, not more of it
+        common = {**common, "prompt": tuple(tokens - common["prefix"] for tokens in common["prompt"])}
+    if sizes.has(FILLING_THE_POOL) and "leave" in common:  # before they have grown
+        common = {**common, "leave": common["leave"] / 4}
+    clients = max(2, min(2 * together + LEAST_TOGETHER, most))
+    if duty < 0.9:
+        chunks = -(-clients * sizes.prompt // sizes.budget)
+        waves = max(1, min(6, sizes.steps // (4 * (chunks + sizes.output))))
+        return _waves(clients, waves, common)
+    return Clients("c", at_once=clients, **common)
+
+
+def _waves(clients: int, waves: int, common: Mapping[str, Any]) -> Clients:
+    return Clients(
+        "b", times=tuple(common["until_s"] * n / waves for n in range(waves) for _ in range(clients)), **common
+    )
+
+
+def needed_clients(sizes: Sizes, seconds: float) -> list[Clients]:
+    """Return the clients that its fault needs beside the others."""
+    if sizes.has(OUTGROWING):
+        return [_endless(sizes, seconds)]
+    if sizes.has(PARKING):
+        return _parking(sizes, seconds)
+    return _fetched_again(sizes, seconds) if sizes.has(FETCHED_AGAIN) else []
+
+
+def _endless(sizes: Sizes, seconds: float) -> Clients:
+    """Return a client whose prompt nearly fills the pool, and whose output cannot fit."""
+    start = seconds * sizes.rng.uniform(0.02, 0.2)
+    grows = min(round(log_uniform(sizes.rng, 2, sizes.steps / 6)), sizes.pool // 2)
+    own = sizes.pool - grows
+    return Clients("endless", times=(start,), prompt=(own, own), output=(grows + 400, grows + 800))
+
+
+def _parking(sizes: Sizes, seconds: float) -> list[Clients]:
+    """Return rounds in which the same prompts are asked for together, after one that makes the pool forget them."""
+    rng, size = sizes.rng, sizes.block_size
+    rounds = rng.randint(2, 4) if sizes.steps > 3 * FEWEST_STEPS else 2
+    times = tuple(seconds * (0.35 + 0.5 * n / rounds) for n in range(rounds))
+    own = size - rng.randint(0, min(size - 1, 3))
+    prefix = (sizes.blocks - 2) // sizes.together * size
+    common: dict[str, Any] = {"times": times, "prompt": (own, own), "output": (size - own + 2, size - own + 8)}
+    asked = [Clients("f", **common, prefixes=1, prefix=prefix, family=f"parked {n}") for n in range(sizes.together)]
+    all_of_it = max(1, sizes.pool - 2)
+    later = tuple(at_s + 0.01 for at_s in times)
+    return [*asked, Clients("flush", times=later, prompt=(all_of_it, all_of_it), output=(2, 2))]
+
+
+def _fetched_again(sizes: Sizes, seconds: float) -> list[Clients]:
+    """Return clients with more beginnings than the pool keeps: they are fetched from the host again."""
+    rng = sizes.rng
+    rate = min(60 / seconds, 0.2 / sizes.step_s)
+    prefixes = rng.randint(3, 10) if rate * seconds > FEW_FETCHES else 3
+    prefix = max(sizes.block_size, sizes.pool * 5 // (3 * prefixes))
+    own = max(1, sizes.block_size)
+    common: dict[str, Any] = {"prompt": (1, own), "output": (2, 10), "prefixes": prefixes, "prefix": prefix}
+    found = [Clients("f", rate=rate, until_s=seconds * 0.8, **common)]
+    if "leak.remote-load-lost" in sizes.codes:
+        found.append(Clients("g", rate=rate / 2, until_s=seconds * 0.8, leave_fetching=True, **common))
+    return found
