@@ -1,13 +1,15 @@
 """How long a transfer or a grammar may take, by the engine's own earlier ones.
 
 Transfers that were seen to end give the pace, in proportion to their blocks. While others that began before end, one
-that still waits may stand behind them. Before several have ended, nothing in the stream separates a slow transfer from
-a lost one: for a minute such a finding is information, and cannot tell the two apart. Where none has ended of as many
-as show a pace, and these hold half of the pool, which a request lacks, a leak is the likelier of the two.
+that still waits may stand behind them. Nothing in the stream separates a slow transfer from a lost one. What does is
+the time that passes without an end: until it is long, the finding is information, and cannot tell the two apart. The
+more transfers have ended, the less time is needed. Before several have ended, each must also have waited for a minute,
+unless as many as show a pace hold half of the pool, which a request lacks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvscope.monitor.detectors.engine_pace import at_pace_s, pace_s
@@ -32,6 +34,13 @@ UNSEEN_TIMES: Final = Threshold(
     "until then a first transfer is information: the 42 GB of 128k tokens of a 70B model take 34 s at 10 Gbit/s",
 )
 """A threshold of leak.finished-held, and of all waits for a transfer."""
+UNSEEN_TOGETHER_S: Final = Threshold(
+    600,
+    "s",
+    "until all together have waited for so long, a slow transfer is as likely: ten minutes are a timeout for most"
+    " clients. Divided by one more than the transfers that ended, since of n + 1 alike one is the longest",
+)
+"""A threshold of leak.finished-held, and of all waits for a transfer."""
 FEWEST_SEEN: Final = Threshold(
     9, "transfers", "of ten alike the last is the longest in one case of ten: so many show what is usual"
 )
@@ -40,18 +49,20 @@ UNPROVEN_SHARE: Final = Threshold(
     0.5, "of the pool", "half of the load has no room left: a link that slow is rarer than transfers that never end"
 )
 """A threshold of leak.finished-held, for first transfers that a request waits for."""
-UNKNOWN_PACE: Final = "how long a transfer takes here: too few have ended, and a slow one looks the same"
+MORE_TIME: Final = "more time: so far a slow transfer looks the same"
 
 
 class OutsideWaitLimit(NamedTuple):
     """Since when a wait has been without a sign of progress (monotonic), and how many seconds it may be.
 
-    information_s: how long a wait that may be a slow transfer is information, 0 once enough have shown the pace.
+    information_s: how long each wait that may be a slow transfer is information, 0 once enough have shown the pace.
+    together_s: how long all of them together are.
     """
 
     still_since_ns: int
     allowed_s: float
     information_s: float = 0.0
+    together_s: float = 0.0
 
 
 def outside_wait_limit(
@@ -61,12 +72,23 @@ def outside_wait_limit(
     least = at_pace_s(ledger, settings, grace)
     # The end of a transfer is reported between steps, so a slow step comes on top of it.
     unseen_s = settings(UNSEEN_TIMES) * settings(HELD_GRACE_S)
-    few = blocks and unseen_s and len(history.ended) < settings(FEWEST_SEEN)
-    information_s = unseen_s + pace_s(ledger, settings) if few else 0.0
+    information_s = together_s = 0.0
+    if blocks and unseen_s:
+        few = len(history.ended) < settings(FEWEST_SEEN)
+        information_s = unseen_s + pace_s(ledger, settings) if few else 0.0
+        together_s = settings(UNSEEN_TOGETHER_S) / (len(history.ended) + 1)
     if not history.ended:
-        return OutsideWaitLimit(began_ns, least, information_s)
+        return OutsideWaitLimit(began_ns, least, information_s, together_s)
     longest = settings(TIMES_LONGEST_WAIT) * history.longest_s(blocks)
-    return OutsideWaitLimit(history.still_since_ns(began_ns), max(least, longest), information_s)
+    return OutsideWaitLimit(history.still_since_ns(began_ns), max(least, longest), information_s, together_s)
+
+
+def may_be_slow(waits: Sequence[tuple[float, OutsideWaitLimit]], many: bool = False) -> bool:
+    """Return whether transfers that have waited for so many seconds may all be slow. many: so many wait that their
+    number shows what a minute for each would.
+    """
+    together = sum(seconds for seconds, _ in waits) < min(limit.together_s for _, limit in waits)
+    return together or (not many and all(seconds < limit.information_s for seconds, limit in waits))
 
 
 def taken_up_until_ns(ledger: EngineLedger) -> int:

@@ -36,9 +36,9 @@ def remote_load_lost(settings: Set = (), *, fault: bool = True, keys: str = "") 
     return scene
 
 
-def idle_not_polled(settings: Set = (), *, fault: bool = True) -> Watched:
+def idle_not_polled(settings: Set = (), *, fault: bool = True, lease_s: float = 0.0) -> Watched:
     """Three requests have ended, what the connector kept of them is sent, and the idle engine does not ask."""
-    scene = Watched(settings, connector_share=1.0, faults=on("leak.idle-not-polled", fault))
+    scene = Watched(settings, connector_share=1.0, lease_s=lease_s, faults=on("leak.idle-not-polled", fault))
     for n in range(3):
         scene.lab.arrive(10 + n, max_tokens=4)
     scene.run_until_idle()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.detectors.outside_pace import UNKNOWN_PACE
+from kvscope.monitor.detectors.outside_pace import MORE_TIME
 from kvscope.monitor.detectors.stuck.fetch_waits import TRANSFER_PROGRESS
 from kvscope.monitor.events.kinds import Holder, Status
 from tests.detectors.leaks import fetching, idle_not_polled, remote_load_lost
@@ -142,14 +142,25 @@ def test_an_idle_engine_that_does_not_ask_its_connector() -> None:
     assert value(finding, "connector_polls") == scene.lab.connector.polls
 
 
-def test_first_transfers_of_an_engine_that_does_not_ask_are_information_for_a_minute() -> None:
+def test_first_transfers_of_an_engine_that_does_not_ask_are_information_at_first() -> None:
     scene = idle_not_polled(("leak.finished-held.unseen_times=6",))
     scene.live(12)
     (finding,) = [f for f in scene.firing() if f.code == IDLE_NOT_POLLED]
-    assert (finding.severity, finding.verdict, finding.missing) == ("info", "cannot-tell", UNKNOWN_PACE)
-    scene.live(60)
+    assert (finding.severity, finding.verdict, finding.missing) == ("info", "cannot-tell", MORE_TIME)
+    scene.live(200)
     (finding,) = [f for f in scene.firing() if f.code == IDLE_NOT_POLLED]
     assert (finding.severity, finding.verdict) == ("warning", "likely")
+
+
+def test_an_engine_that_does_not_ask_is_told_apart_once_the_leases_are_over() -> None:
+    """Until then a consumer may still read the blocks, and no transfer has ended yet."""
+    scene = idle_not_polled(("leak.finished-held.unseen_times=6",), lease_s=60.0)
+    scene.live(55)
+    (finding,) = [f for f in scene.firing() if f.code == IDLE_NOT_POLLED]
+    assert (finding.severity, finding.verdict, finding.missing) == ("info", "cannot-tell", MORE_TIME)
+    scene.live(10)
+    (finding,) = [f for f in scene.firing() if f.code == IDLE_NOT_POLLED]
+    assert (finding.severity, finding.verdict) == ("warning", "confirmed")
 
 
 def test_it_ends_with_the_next_request() -> None:

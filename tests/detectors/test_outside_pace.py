@@ -24,17 +24,34 @@ def sent(scene: Spoken, number: int, block: int) -> None:
     scene.say()
 
 
-def test_the_first_transfer_of_an_engine_is_information_for_a_minute() -> None:
-    scene = Spoken(settings=Settings())
-    send(scene, 7, 3)
-    scene.wait(55)
+@pytest.mark.parametrize(("transfers", "seconds"), [(1, 600), (4, 150), (15, 60)])
+def test_first_transfers_are_information_for_a_minute_and_until_they_waited_ten_minutes_together(
+    transfers: int, seconds: float
+) -> None:
+    scene = Spoken(total=101, settings=Settings())
+    for number in range(transfers):
+        send(scene, 7 + number, 3 + number)
+    scene.wait(seconds - 5)
     (finding,) = scene.firing(HELD)
     assert (finding.verdict, finding.severity) == ("cannot-tell", "info")
-    assert "too few have ended" in finding.missing
+    assert "a slow transfer looks the same" in finding.missing
     scene.wait(10)
     (finding,) = scene.firing(HELD)
     assert (finding.verdict, finding.severity) == ("likely", "error")
-    assert finding.culprits.requests == ["r-7"]
+    assert finding.culprits.requests == [f"r-{7 + number}" for number in range(transfers)]
+
+
+@pytest.mark.parametrize(("ended", "seconds"), [(9, 60), (19, 30)])
+def test_the_more_transfers_have_ended_the_sooner_one_that_has_not_is_likely_lost(ended: int, seconds: float) -> None:
+    scene = Spoken(settings=Settings())
+    quick_sends(scene, ended)
+    send(scene, 7, 3)
+    scene.wait(seconds - 5)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("cannot-tell", "info")
+    scene.wait(10)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("likely", "error")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +65,7 @@ def test_the_first_transfer_of_an_engine_is_information_for_a_minute() -> None:
 def test_many_first_transfers_are_no_information_once_a_request_lacks_the_half_of_the_pool_that_they_hold(
     transfers: int, lacks: bool, verdict: str, severity: str
 ) -> None:
-    """Sixteen blocks of 32 are kept for 12 s, and not one transfer has ended."""
+    """Sixteen blocks of 32 are kept for 40 s, and not one transfer has ended."""
     scene = Spoken(settings=Settings())
     each = 16 // transfers
     for number in range(transfers):
@@ -56,7 +73,7 @@ def test_many_first_transfers_are_no_information_once_a_request_lacks_the_half_o
     if lacks:
         scene.log.arrived(7, "r-7", 80, 8, 0, 20, 22)
         scene.log.allocation_failed(7, 20, 16)
-    scene.wait(12)
+    scene.wait(40)
     (finding,) = scene.firing(HELD)
     assert (finding.verdict, finding.severity) == (verdict, severity)
 

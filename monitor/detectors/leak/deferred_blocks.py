@@ -12,6 +12,7 @@ from kvscope.monitor.detectors.outside_pace import (
     HELD_GRACE_S,
     UNPROVEN_SHARE,
     OutsideWaitLimit,
+    may_be_slow,
     outside_wait_limit,
     taken_up_until_ns,
 )
@@ -104,17 +105,23 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
 
 
 def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-    """Return whether all that is kept may be slow transfers, of which few have ended. Not if as many as show a
-    pace hold half of the pool while a request lacks blocks.
-    """
+    """Return whether all that is kept may be slow transfers, none of which is beyond its lease."""
+    if any(_lease_is_over(ledger, deferral) for deferral in held.deferrals):
+        return False
     many = held.share >= settings(UNPROVEN_SHARE) and len(held.deferrals) >= settings(FEWEST_SEEN)
     lacking = any(record.is_waiting and record.blocks_needed for record in ledger.state.requests.values())
-    return not (ledger.description.kv_lease_s or (many and lacking)) and all(
-        deferral.lease_deadline_ns <= 0
-        and received_for_s(ledger, deferral.since_ns)
-        < send_limit(ledger, settings, deferral, HELD_GRACE_S).information_s
+    waits = [
+        (received_for_s(ledger, deferral.since_ns), send_limit(ledger, settings, deferral, HELD_GRACE_S))
         for deferral in held.deferrals
-    )
+    ]
+    return may_be_slow(waits, many and lacking)
+
+
+def _lease_is_over(ledger: EngineLedger, deferral: Deferral) -> bool:
+    if deferral.lease_deadline_ns > 0:
+        return received_for_s(ledger, deferral.lease_deadline_ns) > 0
+    least_s = ledger.description.kv_lease_s
+    return bool(least_s) and received_for_s(ledger, deferral.since_ns) > least_s
 
 
 def received_for_s(ledger: EngineLedger, mono_ns: int) -> float:

@@ -53,10 +53,11 @@ from kvscope.monitor.detectors.leak.usage_series import (
 from kvscope.monitor.detectors.outside_pace import (
     FEWEST_SEEN,
     HELD_GRACE_S,
+    MORE_TIME,
     TIMES_LONGEST_WAIT,
-    UNKNOWN_PACE,
     UNPROVEN_SHARE,
     UNSEEN_TIMES,
+    UNSEEN_TOGETHER_S,
 )
 from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S
 from kvscope.monitor.detectors.sample_needs import SampleNeed
@@ -111,6 +112,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
     lease_slack_s = HELD_LEASE_SLACK_S
     times_longest = TIMES_LONGEST_WAIT
     unseen_times = UNSEEN_TIMES
+    unseen_together_s = UNSEEN_TOGETHER_S
     fewest_seen = FEWEST_SEEN
     unproven_share = UNPROVEN_SHARE
     starved_s = STARVED_S
@@ -174,7 +176,7 @@ class FinishedHeld(Detector[HoldsBlocks]):
                 f" {at_hand(ledger, vllm='--kv-transfer-config', kvscope='--kv-connector')}.",
             ),
             wont_help=KEPT_WONT_HELP,
-            missing=UNKNOWN_PACE if first else missing,
+            missing=MORE_TIME if first else missing,
         )
 
     def _from_failed_reset(self, ledger: EngineLedger) -> Iterator[HoldsBlocks]:

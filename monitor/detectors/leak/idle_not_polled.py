@@ -20,7 +20,7 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     received_for_s,
     send_limit,
 )
-from kvscope.monitor.detectors.outside_pace import UNKNOWN_PACE
+from kvscope.monitor.detectors.outside_pace import MORE_TIME
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.outside_waits import ANOTHER_KIND
@@ -96,7 +96,7 @@ class IdleNotPolled(Detector[Judgement]):
         assert state.heartbeat is not None
         over = all(0 < deferral.lease_deadline_ns < state.heartbeat.at_ns for deferral in held.deferrals)
         first = may_be_first_transfers(ledger, settings, held)
-        missing = UNKNOWN_PACE if first else "the lost events" if state.damaged else "" if over else TRANSFER_END
+        missing = MORE_TIME if first else "the lost events" if state.damaged else "" if over else TRANSFER_END
         yield Judgement(
             code=self.code,
             engine=ledger.engine,

@@ -26,8 +26,9 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     received_for_s,
 )
 from kvscope.monitor.detectors.outside_pace import (
-    UNKNOWN_PACE,
+    MORE_TIME,
     OutsideWaitLimit,
+    may_be_slow,
     outside_wait_limit,
 )
 from kvscope.monitor.detectors.stuck.fetch_waits import TRANSFER_PROGRESS
@@ -100,9 +101,9 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
         )
 
     def _may_be_first(self, ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-        """Return whether all may be slow fetches, of which few have ended."""
+        """Return whether all may be slow fetches."""
         limits = [self._limit(ledger, settings, deferral) for deferral in held.deferrals]
-        return all(received_for_s(ledger, limit.still_since_ns) < limit.information_s for limit in limits)
+        return may_be_slow([(received_for_s(ledger, limit.still_since_ns), limit) for limit in limits])
 
     def _judge_fetches(
         self, ledger: EngineLedger, settings: Settings, fetching: list[Deferral]
@@ -146,7 +147,7 @@ class RemoteLoadLost(Detector[HoldsBlocks]):
                 if state.damaged
                 else ""
                 if len(ended) == len(records)
-                else UNKNOWN_PACE
+                else MORE_TIME
                 if is_first
                 else TRANSFER_PROGRESS
             ),

@@ -9,8 +9,9 @@ from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.engine_pace import at_pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.outside_pace import (
-    UNKNOWN_PACE,
+    MORE_TIME,
     OutsideWaitLimit,
+    may_be_slow,
     outside_wait_limit,
 )
 from kvscope.monitor.detectors.stuck.fetch_waits import (
@@ -148,9 +149,8 @@ class RemoteLoad(Detector[Judgement]):
         blocks = blocks_of_requests(late.records)
         share = len(blocks) / (state.total - state.reserved)
         until_ns = could_report_until_ns(ledger)
-        is_first = all(
-            (until_ns - limits[r.number].still_since_ns) / 1e9 < limits[r.number].information_s for r in late.records
-        )
+        waits = [limits[record.number] for record in late.records]
+        is_first = may_be_slow([((until_ns - limit.still_since_ns) / 1e9, limit) for limit in waits])
         ended = [record for record in late.records if record.fetch_ended_ns]
         what = _reported_text(ledger, ended, count)
         yield overdue_judgement(
@@ -158,7 +158,7 @@ class RemoteLoad(Detector[Judgement]):
             late,
             code=self.code,
             began_at=_began_at(late.records[0]),
-            unseen="" if len(ended) == count else UNKNOWN_PACE if is_first else TRANSFER_PROGRESS,
+            unseen="" if len(ended) == count else MORE_TIME if is_first else TRANSFER_PROGRESS,
             is_unproven=is_first,
             severity="info" if is_first else None,
             blocks=tuple(blocks),

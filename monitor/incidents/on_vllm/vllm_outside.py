@@ -84,7 +84,7 @@ class OtherEngine:
 
     def _lease_ends(self, name: str) -> None:
         self._note("freed-by-lease", name)
-        self._sent.add(name)
+        self._is_sent(name)
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         self.pending += 1
