@@ -236,18 +236,24 @@ def test_steps_of_more_than_half_as_many_tokens_are_no_caution(running: int, fir
     assert bool(retracted(5, running, 35).firing(AFTER_RETRACT)) is fires
 
 
-def retracted(head_needs: int, running: int, seconds: int) -> Spoken:
+@pytest.mark.parametrize(("seconds", "fires"), [(50, False), (70, True)])
+def test_a_slow_engine_has_the_steps_in_which_it_could_let_as_many_run_again(seconds: int, fires: bool) -> None:
+    """Two of eight run on, and steps take ten seconds: six more could run after as many."""
+    assert bool(retracted(5, 2, seconds, step_s=10.0).firing(AFTER_RETRACT)) is fires
+
+
+def retracted(head_needs: int, running: int, seconds: int, step_s: float = 0.2) -> Spoken:
     """All but so many of eight are preempted, and those run for so long beside free blocks and a head of the queue."""
     scene = Spoken(total=12, max_num_seqs=8)
     log, step = scene.log, 0
 
     def decode(seconds: int, running: list[int]) -> None:
         nonlocal step
-        for _ in range(seconds * 5):
-            scene.clock.sleep(0.2)
+        for _ in range(round(seconds / step_s)):
+            scene.clock.sleep(step_s)
             step += 1
             log.step_launched(step, running, [1] * len(running))
-            log.step_completed(step, 200_000_000, Limit.SEQUENCES, -1, -1, -1)
+            log.step_completed(step, round(step_s * 1e9), Limit.SEQUENCES, -1, -1, -1)
             log.progressed(running, [4 + step] * len(running), [step] * len(running))
             log.not_scheduled(9, Cause.MAX_NUM_SEQS, step)
             scene.say()
@@ -255,7 +261,7 @@ def retracted(head_needs: int, running: int, seconds: int) -> Spoken:
     for number in range(1, 9):
         scene.arrive(number, [number])
     log.arrived(9, "r-9", 4 * head_needs, 8, 0, head_needs, head_needs + 2)
-    decode(15, list(range(1, 9)))
+    decode(15 if step_s < 1 else 60, list(range(1, 9)))
     for number in range(1 + running, 9):
         log.preempted(number, Preempt.KV_BLOCKS, 1, 1, 4)
         log.released(number, [number], Release.PREEMPTED)

@@ -97,13 +97,14 @@ class AfterRetract(Detector[Judgement]):
         most = ledger.description.max_num_seqs
         if running >= before_it or (most and running >= most):
             return  # as many run as before, or as are allowed: each gives fewer tokens a step
+        raised = point_at(ledger, ledger.now_ns).steps - point_at(ledger, last).steps
         waiting = [record for record in state.requests.values() if record.is_waiting]
         before_at = str(point_at(ledger, began).position or "")
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
             verdict="likely",
-            pending=quiet_s < enough_s,
+            pending=quiet_s < enough_s or raised < before_it - running,  # one more could run with each step
             since_ns=began,
             position=ledger.at(first.at),
             requests=tuple(record.id for record in waiting),
