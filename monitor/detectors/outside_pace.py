@@ -87,7 +87,7 @@ def may_be_slow(waits: Sequence[tuple[float, OutsideWaitLimit]], many: bool = Fa
     """Return whether transfers that have waited for so many seconds may all be slow. many: so many wait that their
     number shows what a minute for each would.
     """
-    together = sum(seconds for seconds, _ in waits) < min(limit.together_s for _, limit in waits)
+    together = sum(seconds for seconds, _ in waits) < min((limit.together_s for _, limit in waits), default=0.0)
     return together or (not many and all(seconds < limit.information_s for seconds, limit in waits))
 
 

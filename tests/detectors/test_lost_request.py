@@ -55,6 +55,24 @@ def test_a_request_that_the_engine_misses_in_its_queues_is_named_under_load() ->
     assert not scene.firing(LOST)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_step_in_flight_may_give_a_request_that_no_queue_has_its_last_token(ends: bool) -> None:
+    scene = Served()
+    scene.arrive(1, [3, 4])
+    scene.arrive(2, [5])
+    scene.log.step_launched(1, [1, 2], [1, 1])
+    scene.say()
+    scene.log.not_queued(2, Status.RUNNING)
+    scene.beats(8, queued=1, steps=False)
+    assert not scene.firing(LOST)
+    scene.log.step_completed(1, 8_000_000_000, Limit.NONE, -1, -1, -1)
+    if ends:
+        scene.log.finished(2, Status.FINISHED_LENGTH_CAPPED)
+    scene.outputs = 1
+    scene.beats(2, queued=1)
+    assert [f.culprits.requests for f in scene.firing(LOST)] == ([] if ends else [["r-2"]])
+
+
 def test_of_an_engine_that_reports_only_lengths_it_is_likely() -> None:
     scene = Served()
     scene.arrive(1, [3, 4])

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, pairwise, takewhile
 
+import msgspec
+
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -45,8 +47,10 @@ class LostRequest(Detector[Judgement]):
         living = ledger.living()
         reported = [record for record in (*living.running, *living.waiting) if record.not_queued_ns]
         if reported:
-            since = ledger.wall(min(record.not_queued_ns for record in reported))
-            yield self._judged(ledger, reported, len(reported), since, exact=True)
+            lost = [record for record in reported if not _may_be_in_a_step(ledger, record)]
+            since = ledger.wall(min(record.not_queued_ns for record in lost or reported))
+            judged = self._judged(ledger, lost or reported, len(lost or reported), since, exact=True)
+            yield judged if lost else msgspec.structs.replace(judged, pending=True)
             return
         count = round(settings(self.heartbeats))
         missing = self._missing(ledger, count)
@@ -118,6 +122,12 @@ class LostRequest(Detector[Judgement]):
             ),
             missing="" if exact else "the engine's own report of the requests in no queue, from a newer probe",
         )
+
+
+def _may_be_in_a_step(ledger: EngineLedger, record: RequestState) -> bool:
+    """Return whether a step that has not ended may give it its last token, though no queue has it any more."""
+    launched = [step.since_ns for step in ledger.state.in_flight.values()]
+    return record.is_running and any(since_ns <= record.not_queued_ns for since_ns in launched)
 
 
 def _fewest_unfinished(points: list[Point], beat: QueueLength) -> int:
