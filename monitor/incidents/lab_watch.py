@@ -24,7 +24,8 @@ SURENESS: Final[tuple[Verdict, ...]] = ("cannot-tell", "likely", "confirmed")
 class FoundCode(msgspec.Struct):
     """A finding code of warning or above that fired: when first, in seconds of the episode, and what it claimed.
 
-    verdict: the surest of all its findings. named_as_effect: it fired only as the effect of another finding.
+    verdict: the surest of all its findings, first reached at surest_s. first_verdict: the one that it had at at_s.
+    named_as_effect: it fired only as the effect of another finding.
     """
 
     code: str
@@ -34,6 +35,13 @@ class FoundCode(msgspec.Struct):
     requests: list[str] = []
     blocks: list[int] = []
     named_as_effect: bool = False
+    first_verdict: Verdict | None = None
+    surest_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Take the first verdict as the surest."""
+        self.first_verdict = self.first_verdict or self.verdict
+        self.surest_s = self.surest_s or self.at_s
 
 
 def unmarked_records(directory: Path) -> Iterator[Record]:
@@ -80,12 +88,10 @@ def find_in_records(records: Iterable[Record], began_ns: int = 0) -> list[FoundC
 def _note_transitions(watch: Pipeline, found: dict[str, FoundCode], began_ns: int) -> None:
     for finding, to, at_ns in watch.take_transitions():
         if to == "firing" and severity_at_least(finding.severity, "warning"):
-            judged = finding.judgement
-            fired = found.setdefault(
-                judged.code, FoundCode(judged.code, (at_ns - began_ns) / 1e9, judged.verdict, judged.explanation)
-            )
+            judged, at_s = finding.judgement, (at_ns - began_ns) / 1e9
+            fired = found.setdefault(judged.code, FoundCode(judged.code, at_s, judged.verdict, judged.explanation))
             fired.named_as_effect = False
-            _merge(fired, judged.verdict, judged.requests, judged.blocks)
+            _merge(fired, at_s, judged.verdict, judged.requests, judged.blocks)
 
 
 def _note_found_codes(watch: Pipeline, found: dict[str, FoundCode], at_s: float) -> None:
@@ -96,7 +102,7 @@ def _note_found_codes(watch: Pipeline, found: dict[str, FoundCode], at_s: float)
         if report.code not in found and severity_at_least(report.severity, "warning"):  # it was information at first
             found[report.code] = FoundCode(report.code, at_s, report.verdict, report.explanation)
         if report.code in found:
-            _merge(found[report.code], report.verdict, report.culprits.requests, report.culprits.blocks)
+            _merge(found[report.code], at_s, report.verdict, report.culprits.requests, report.culprits.blocks)
             _note_effects(report, found, at_s)
 
 
@@ -105,10 +111,11 @@ def _note_effects(report: FindingReport, found: dict[str, FoundCode], at_s: floa
         named = found.setdefault(
             effect.code, FoundCode(effect.code, at_s, report.verdict, f"effect of {report.code}", named_as_effect=True)
         )
-        _merge(named, named.verdict, effect.requests, ())
+        _merge(named, at_s, named.verdict, effect.requests, ())
 
 
-def _merge(found: FoundCode, verdict: Verdict, requests: Sequence[str], blocks: Sequence[int]) -> None:
-    found.verdict = max(found.verdict, verdict, key=SURENESS.index)
+def _merge(found: FoundCode, at_s: float, verdict: Verdict, requests: Sequence[str], blocks: Sequence[int]) -> None:
+    if SURENESS.index(verdict) > SURENESS.index(found.verdict):
+        found.verdict, found.surest_s = verdict, at_s
     found.requests = list(dict.fromkeys((*found.requests, *requests)))[:200]
     found.blocks = list(dict.fromkeys((*found.blocks, *blocks)))[:200]

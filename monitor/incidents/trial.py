@@ -206,6 +206,8 @@ def judge_claim(found: FoundCode, harms: Sequence[Harm], source: str = "stream")
         claim.wrong_because = "nothing of the kind happened"
     elif found.at_s < min(harm.since_s for harm in behind) - ROUNDING_S:
         claim.wrong_because = "it fired before anything of the kind began"
+        if found.surest_s >= min(harm.since_s for harm in behind) - ROUNDING_S:
+            claim.verdict = found.first_verdict or found.verdict  # it became surer once it was right
     elif not any(_concerns(found, harm) for harm in behind):
         claim.wrong_because = "it names only requests or blocks that are not concerned"
     else:

@@ -323,6 +323,13 @@ def test_a_finding_is_right_only_if_its_harm_had_begun_and_concerns_whom_it_name
     assert judged("leak.unaccounted", 20.0, 1, requests=("other",)) == ""
 
 
+@pytest.mark.parametrize(("surest_s", "verdict"), [(15.0, "likely"), (8.0, "confirmed")])
+def test_a_finding_that_fires_too_early_is_wrong_as_sure_as_it_was_then(surest_s: float, verdict: str) -> None:
+    found = FoundCode("leak.unaccounted", 5.0, "confirmed", "", first_verdict="likely", surest_s=surest_s)
+    claim = judge_claim(found, [Harm("lost-at-abort", 10.0, 0.1)])
+    assert (claim.right, claim.verdict) == (False, verdict)
+
+
 @pytest.mark.parametrize(
     ("kind", "code"), [("lost-at-abort", "leak.finished-held"), ("runs-without-tokens", "stuck.engine-stalled")]
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kvscope.engine.lab.clock import VirtualClock
 from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE, release_tuple
 from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
 from kvscope.monitor.incidents.on_vllm.vllm_draws import MOST_VLLM_BLOCKS, draw_vllm_run, faults_of, vllm_fault_in_turn
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
+from kvscope.monitor.incidents.on_vllm.vllm_outside import OtherEngine
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
 from kvscope.monitor.incidents.truth.claims import CLAIMS
 from kvscope.monitor.incidents.truth.what_happened import decide
@@ -44,6 +48,21 @@ def test_each_fault_of_a_release_has_its_turn() -> None:
     ]
     assert vllm_fault_in_turn(len(of_release), "0.10.2") == of_release[0].name
     assert len(of_release) < len(FAULT_TABLE)
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_a_lease_that_ends_while_the_engine_sleeps_is_noted_as_such(asleep: bool) -> None:
+    """The engine frees the blocks only when something wakes it."""
+    draw = replace(draw_vllm_run(4, 1, "0.32.0", "consumer-gone-until-lease"), lease_s=20.0)
+    clock, noted = VirtualClock(), []
+    other = OtherEngine(draw, clock, lambda kind, name: noted.append((kind, name)))
+    other.never_sent = lambda _request: True
+    other.is_asleep = lambda: asleep
+    other.keeping_begins(SimpleNamespace(request_id="r"), 3)
+    clock.sleep(19)
+    assert noted == []
+    clock.sleep(2)
+    assert noted == [("freed-by-lease", "r"), ("sent-while-asleep", "r")][: 1 + asleep]
 
 
 def test_half_of_the_faults_are_public_reports_of_vllm() -> None:

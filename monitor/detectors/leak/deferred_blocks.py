@@ -105,7 +105,9 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
 
 
 def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
-    """Return whether all that is kept may be slow transfers, none of which is beyond its lease."""
+    """Return whether all that is kept may be slow transfers, none of which is beyond its lease. While few have ended,
+    the lease is the only sign of how long one may take.
+    """
     if any(_lease_is_over(ledger, deferral) for deferral in held.deferrals):
         return False
     many = held.share >= settings(UNPROVEN_SHARE) and len(held.deferrals) >= settings(FEWEST_SEEN)
@@ -114,7 +116,9 @@ def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept)
         (received_for_s(ledger, deferral.since_ns), send_limit(ledger, settings, deferral, HELD_GRACE_S))
         for deferral in held.deferrals
     ]
-    return may_be_slow(waits, many and lacking)
+    under_lease = all(deferral.lease_deadline_ns > 0 for deferral in held.deferrals)
+    few_ended = all(limit.information_s for _, limit in waits)
+    return (under_lease and few_ended) or may_be_slow(waits, many and lacking)
 
 
 def _lease_is_over(ledger: EngineLedger, deferral: Deferral) -> bool:

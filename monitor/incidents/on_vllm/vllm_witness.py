@@ -199,7 +199,9 @@ class VllmWitness:
         client = (client_name(name),)
         lost, lost_s = self._lost.get(name, (0, now_s))
         self._lost[name] = max(lost, before.computed), lost_s
-        for_itself = name == self._refused  # it got no blocks, and ran alone
+        for_itself = name == self._refused  # it got no blocks, and is the least urgent
+        if for_itself and not hasattr(self.vllm, "_preempt_request"):  # a release that preempts within its pass
+            self.waste.add("preempted-for-itself", now_s, before.computed, client)
         if before.outputs == self._outputs_before.get(name, 0) and before.computed and not for_itself:
             self.waste.add("preempted-in-vain", now_s, before.computed, client)
         self._outputs_before[name] = before.outputs
