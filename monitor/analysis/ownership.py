@@ -75,7 +75,7 @@ def _lease(ledger: EngineLedger, deferral: Deferral) -> str:
     if deferral.lease_deadline_ns <= 0:
         return " (under an unknown lease)" if deferral.lease_deadline_ns else ""
     left = (ledger.wall(deferral.lease_deadline_ns) - ledger.now_ns) / 1e9
-    return f" (lease ends in {duration(left)})" if left > 0 else f" (lease ended {duration(-left)} ago)"
+    return f" (lease ends in {duration(left)})" if left > 0 else f" (lease ended {duration(abs(left))} ago)"
 
 
 def _owner_name(ledger: EngineLedger, number: int) -> str:

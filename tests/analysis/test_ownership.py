@@ -131,6 +131,15 @@ def test_each_holder_of_a_deferred_free_and_its_lease(holder: Holder, why: str) 
     assert chains(scene, 3) == ["block 3 ← free for 1.0 s"]
 
 
+def test_a_lease_has_ended_at_its_deadline() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3])
+    scene.log.finished(7, Status.FINISHED_STOPPED)
+    scene.log.free_deferred(7, [3], Holder.CONNECTOR, lease_deadline_ns=scene.clock.monotonic_ns() + 90_000_000_000)
+    scene.wait(90)
+    assert chains(scene, 3)[0].endswith(f"(lease ended {duration(0)} ago)")
+
+
 def test_a_waiting_request_that_holds_blocks() -> None:
     """Parked while its KV is fetched."""
     scene = Spoken()

@@ -108,3 +108,18 @@ def test_the_tree_says_for_how_long_a_connector_was_not_asked() -> None:
     (keeper,) = wait_of(scene.ledger, record).waits_for
     assert "← not asked for" in keeper.text
     assert keeper.moves is False
+
+
+def test_a_step_moves_until_it_takes_longer_than_any_before_it() -> None:
+    scene = Watched()
+    scene.lab.arrive(20, max_tokens=100)
+    scene.steps(5, 2.0)
+    scene.launch()
+    scene.lab.arrive(8, name="late")
+    scene.lab.flush()
+    scene.beat(1)
+    (step,) = edge_of(scene.ledger, "late").holders
+    assert (step.kind, step.moves) == ("step", True)
+    scene.beat(5)
+    (step,) = edge_of(scene.ledger, "late").holders
+    assert (step.kind, step.moves) == ("step", None)

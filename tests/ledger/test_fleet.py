@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from kvscope.monitor.events.kinds import Stage
 from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.ledger.engine_ledger import Position
+from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.ledger.engine_ledger import Position, batch_bytes
 from kvscope.monitor.ledger.fleet import Fleet
 from tests.lab import Lab
 
@@ -83,3 +85,20 @@ def test_another_life_begins_with_empty_books_and_the_old_ones_tail_is_left_out(
     first.step()
     fleet.apply(first.frames[-1])
     assert (ledger.position(), list(ledger.state.refs)) == (position, refs)
+
+
+def test_a_keyframe_that_cannot_be_read_is_one_lost_batch() -> None:
+    lab, fleet = busy(A, 7), Fleet()
+    ledger = fleet.apply(msgspec.structs.replace(lab.keyframe(), state=b"?"))
+    assert (ledger.lost_batches[Stage.TRANSPORT], [loss.batches for loss in ledger.losses]) == (1, [1])
+    assert not ledger.has_stream
+
+
+def test_a_bounded_number_of_bytes_of_the_last_batches_is_kept() -> None:
+    lab, fleet = busy(A, 8), Fleet()
+    ledger = fleet.apply(lab.frames[0])
+    ledger.max_recent_bytes = sum(batch_bytes(frame) for frame in lab.frames[-3:] if isinstance(frame, Batch))
+    for frame in lab.frames[1:]:
+        fleet.apply(frame)
+    assert list(ledger.recent) == lab.frames[-3:]
+    assert ledger.recent_bytes == ledger.max_recent_bytes

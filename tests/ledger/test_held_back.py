@@ -173,6 +173,17 @@ def test_a_ready_request_that_stands_behind_the_head_by_the_engines_word_was_not
     assert was_left_out(ready, later) is left_out
 
 
+@pytest.mark.parametrize(("arrived_s", "passed_over_at", "left_out"), [(1, 9, True), (1, 3, False), (3, 9, False)])
+def test_a_request_that_came_before_the_head_is_left_out_if_it_was_ready_when_the_head_was_refused(
+    arrived_s: int, passed_over_at: int, left_out: bool
+) -> None:
+    """It became ready only after the head had come."""
+    ready = waiting("ready", arrived_ns=arrived_s * S, ready_ns=4 * S, ready_at=5)
+    first = head(name="the head")
+    first.arrived_ns, first.passed_over_at = 2 * S, passed_over_at
+    assert was_left_out(ready, first) is left_out
+
+
 def test_a_ready_request_is_behind_no_head() -> None:
     first, ready, other = head(), waiting("ready", ready_ns=S, arrived_ns=S), waiting("other", arrived_ns=S)
     behind = requests_behind(sort_living([first, ready, other]), first)

@@ -127,3 +127,12 @@ def test_the_books_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(ledger_state.kept) <= 100
     assert ledger_state.kept_blocks == sum(blocks for blocks, _ in ledger_state.kept.values())
     assert ledger_state.forgotten
+
+
+def test_nothing_is_forgotten_until_there_are_more_contents_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_prefixes, "MAX_HASHES", 4)
+    ledger_state = CachedPrefixes()
+    ledger_state.apply(step(0, stored(1, 2, 3, 4)))
+    assert (len(ledger_state.kept), ledger_state.forgotten) == (4, 0)
+    ledger_state.apply(step(1, stored(5)))
+    assert ([value for _, value in ledger_state.kept], ledger_state.forgotten) == ([2, 3, 4, 5], 1)

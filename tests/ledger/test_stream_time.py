@@ -9,6 +9,8 @@ import pytest
 from kvscope.monitor.events.kinds import Kind, Stage
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.epoch_overlaps import ENOUGH, EPOCH_SILENT_NS, EpochOverlaps, is_next_epoch
+from kvscope.monitor.ledger.stream_clock import JUMP_NS, StreamClock
 from kvscope.monitor.pipeline import Pipeline
 from tests.lab import Lab
 
@@ -166,6 +168,18 @@ def test_a_suspended_machine_goes_on_where_it_is() -> None:
     assert "leak.finished-held" in watched.codes()
 
 
+@pytest.mark.parametrize("ahead_ns", [0, JUMP_NS, JUMP_NS + 1])
+def test_a_machine_was_suspended_if_its_reader_is_ahead_by_more_than_a_jump(ahead_ns: int) -> None:
+    """Its wall clock jumps by ten seconds between two frames a second apart."""
+    clock = StreamClock()
+    stream_ns = clock.frame(HOUR, S, 0, 0, (1, 0))
+    slewed_ns = clock.frame(HOUR + 11 * S, 2 * S, stream_ns, stream_ns, (1, 1))
+    again = StreamClock()
+    again.frame(HOUR, S, 0, 0, (1, 0))
+    found_ns = again.frame(HOUR + 11 * S, 2 * S, slewed_ns + ahead_ns, stream_ns, (1, 1))
+    assert found_ns == slewed_ns + (ahead_ns if ahead_ns > JUMP_NS else 0)
+
+
 @pytest.mark.parametrize("later_ns", [-HOUR, -24 * HOUR, HOUR])
 def test_a_restart_into_the_past_is_followed_once_its_predecessor_is_silent(later_ns: int) -> None:
     first = Watched(Clocks(), leaks=False)
@@ -183,6 +197,21 @@ def test_a_restart_into_the_past_is_followed_once_its_predecessor_is_silent(late
     assert "leak.finished-held" in second.codes()
     assert not {"stuck.engine-stalled", "blind.name-clash", "blind.clock-jump"} & second.codes()
     assert second.silent_s() < 2
+
+
+def test_an_earlier_epoch_follows_one_that_has_been_silent_for_long_enough() -> None:
+    keyframe = Lab().keyframe()
+    assert is_next_epoch(keyframe, keyframe.epoch + 1, EPOCH_SILENT_NS)
+    assert not is_next_epoch(keyframe, keyframe.epoch + 1, EPOCH_SILENT_NS - 1)
+
+
+def test_another_epoch_is_alive_since_its_first_recent_heartbeat() -> None:
+    lab, overlaps = Lab(), EpochOverlaps()
+    for second in range(1, ENOUGH):
+        overlaps.note_other(lab.heartbeat(), second * S)
+    assert overlaps.other_epochs(ENOUGH * S) == (0, [])
+    overlaps.note_other(lab.heartbeat(), ENOUGH * S)
+    assert overlaps.other_epochs(ENOUGH * S) == (S, [lab.packer.epoch])
 
 
 def test_two_engines_of_one_name_are_reported_and_one_of_them_is_shown() -> None:

@@ -122,6 +122,19 @@ def test_floors_are_what_each_drain_left() -> None:
     assert expected == sorted(set(expected))
 
 
+def test_an_engine_with_a_queue_has_not_drained() -> None:
+    """The last request that runs leaves one behind that never fits."""
+    scene = Watched(faults=["leak.rising-floor:every=1"])
+    scene.lab.arrive(8, max_tokens=20)
+    scene.steps(3, 0.2)
+    floors = scene.watch.retained_blocks(ENGINE).floors
+    scene.lab.arrive(300, name="the-big-one")
+    scene.steps(40, 0.2)
+    assert not scene.ledger.living().running
+    assert scene.ledger.points[-1].finished_requests == 1
+    assert scene.watch.retained_blocks(ENGINE).floors == floors
+
+
 def test_a_window_that_is_not_kept_whole_says_so() -> None:
     scene = Watched()
     scene.lab.arrive(30, max_tokens=30)

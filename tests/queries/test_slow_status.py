@@ -16,6 +16,7 @@ from kvscope.dashboards.web.links import wall_ns
 from kvscope.dashboards.web.view import worst_first
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.samples import Sample
+from kvscope.monitor.ledger.first_token_pace import FEWEST_IN_SLICE, SLICE_NS, FirstTokenPace
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.schema import EngineView
 from tests.detectors.spoken import Spoken
@@ -231,3 +232,13 @@ def test_the_overview_leads_with_the_slow_engine_and_what_it_is_compared_with() 
     assert json.dumps("status slow") in text
     other = msgspec.structs.replace(view, engine="a", status="serving", slow=None)
     assert [one.status for one in worst_first([other, view])] == ["slow", "serving"]
+
+
+@pytest.mark.parametrize(("requests", "learned"), [(FEWEST_IN_SLICE, True), (FEWEST_IN_SLICE - 1, False)])
+def test_it_is_learned_from_a_slice_of_few_requests_but_not_of_fewer(requests: int, learned: bool) -> None:
+    pace = FirstTokenPace()
+    for number in range(20):
+        pace.sampled(1 + number * SLICE_NS, [(0.1, 0.25, requests)])
+    for number in range(20, 24):
+        pace.sampled(1 + number * SLICE_NS, [(20.0, 40.0, 10)])
+    assert bool(pace.slow) is learned
