@@ -9,9 +9,9 @@ from kvscope.monitor.analysis.event_history import (
     request_names,
     scan_events,
 )
-from kvscope.monitor.events.kinds import Cause, Kind, Load, Status
-from kvscope.monitor.events.wire import Batch
-from tests.detectors.scenes import Spoken, Watched, finished_held, unaccounted
+from kvscope.monitor.events.kinds import Cause, Kind, Load, Preempt, Status
+from kvscope.monitor.events.wire import Batch, Run, batch_of
+from tests.detectors.scenes import ENGINE, Spoken, Watched, finished_held, unaccounted
 
 
 def of_request(scene: Watched | Spoken, number: int) -> list[HistoryLine]:
@@ -194,6 +194,16 @@ def test_numbers_of_a_newer_engine_keep_their_number() -> None:
     scene.say()
     assert texts(of_request(scene, 7))[-2:] == ["finished: UNKNOWN(99)", "released 1 block (UNKNOWN(98))"]
     assert texts(of_block(scene, 3))[-1] == "released by request r-7 (UNKNOWN(98))"
+
+
+def test_a_newer_engine_may_append_fields_to_a_preemption() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3])
+    scene.say()
+    at = {"wall_ns": scene.clock.time_ns(), "mono_ns": scene.clock.monotonic_ns()}
+    newer = Run(Kind.PREEMPTED, 0, 7, [Preempt.KV_BLOCKS, -1, 1, 4, 99], [])
+    scene.watch.feed([batch_of(ENGINE, scene.packer.epoch, [newer], sequence=scene.packer.next_sequence, **at)])
+    assert texts(of_request(scene, 7))[-1] == "preempted (KV_BLOCKS): releases 1 block, loses 4 computed tokens"
 
 
 def test_a_story_without_its_beginning_begins_where_it_is_known() -> None:

@@ -74,6 +74,12 @@ def test_the_parts_add_up_to_the_device(text: str) -> None:
     assert sum(unsaid.values()) == one.device_total
 
 
+def test_weights_stand_alone_where_the_rest_is_printed() -> None:
+    """vLLM from 0.27 on prints both in one sum."""
+    assert {"weights", "non-torch"} <= parts(breakdown(SEED)).keys()
+    assert "weights and non-torch" in parts(breakdown(SINCE_27))
+
+
 def test_what_cannot_be_met_is_0_and_says_how_much_is_missing() -> None:
     one = breakdown(SEED.replace("8.58 GiB for weight", "150.58 GiB for weight"))
     short = one.without_kv + HEADROOM - one.requested
@@ -131,6 +137,7 @@ def test_elsewhere_is_what_the_device_has_in_use_and_nobody_named() -> None:
     assert measured(list(figures.values())) == {}
     figures |= {"weights": 3, "kv_pool": 20, "graphs_actual": 0}
     assert measured(list(figures.values())) == {"weights": 3, "kv_pool": 20, "graphs_actual": 0}
+    assert "elsewhere" not in measured(list((figures | {"device_total": 100}).values()))
     figures |= {"device_total": 100, "device_free": 60, "non_torch": 5, "activations_peak": 2}
     assert measured(list(figures.values()))["elsewhere"] == 100 - 60 - 3 - 20 - 5 - 2
     assert measured(list((figures | {"device_free": 90}).values()))["elsewhere"] == 0

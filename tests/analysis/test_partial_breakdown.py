@@ -48,6 +48,15 @@ def test_two_missing_terms_are_bounded_by_what_is_left() -> None:
         assert (found[name].high or 0) == pytest.approx(3.0 * GIB, abs=0.02 * GIB)
 
 
+@pytest.mark.parametrize("share", [90, 0, 1.01])
+def test_a_number_that_is_no_share_bounds_nothing(share: float) -> None:
+    """Such as a percentage."""
+    assert terms_of(False, memory_total_gib=40.0, gpu_memory_utilization=0.9)["requested"].state == "follows"
+    found = terms_of(False, memory_total_gib=40.0, gpu_memory_utilization=share)
+    assert (found["requested"].state, found["requested"].low) == ("missing", 0)
+    assert found["requested"].high == found["device"].high
+
+
 def test_a_term_that_is_stated_as_zero_is_zero() -> None:
     assert terms_of(False, memory_graphs_gib=0.0)["graphs"].low == 0
 
@@ -85,6 +94,7 @@ def test_without_a_term_there_is_no_breakdown() -> None:
         ({"version": "0.33.0", "enforce_eager": "True"}, False, "no graphs are captured"),
         ({"memory_consumed_gib": 56.0}, True, "wording of vLLM 0.27"),
         ({"memory_weights_gib": 7.5, "kv_cache_reserved_gib": 3.7}, False, "before 0.9"),
+        ({"kv_cache_reserved_gib": 3.7}, None, "does not name the release"),
         ({"available_kv_cache_gib": 8.11}, None, "does not name the release"),
     ],
 )

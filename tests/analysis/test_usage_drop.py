@@ -11,7 +11,7 @@ from kvscope.monitor.analysis.usage_drop import steepest_fall, usage_drop
 from kvscope.monitor.events.kinds import Release
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.text import moment
-from tests.detectors.scenes import Watched, lockstep
+from tests.detectors.scenes import Spoken, Watched, lockstep
 from tests.detectors.waste import preempt_all
 
 S = 1_000_000_000
@@ -96,6 +96,24 @@ def test_a_loss_is_seen_in_the_sum() -> None:
     scene.steps(4)
     ledger = scene.ledger
     assert usage_drop(ledger, ledger.now_ns, 10.0).unexplained_blocks
+
+
+def test_detached_blocks_are_freed_by_no_request() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3, 4])
+    scene.log.detached(7, [3])
+    scene.log.reclaimed([3], Release.OUT_OF_WINDOW)
+    scene.log.released(7, [4], Release.OUT_OF_WINDOW)
+    scene.wait(1)
+    (freed,) = usage_drop(scene.ledger, scene.ledger.now_ns, 10.0).freed
+    assert (freed.blocks, freed.requests) == (2, ["blocks that were detached", "r-7"])
+
+
+def test_a_window_with_the_first_batch_of_an_engine_is_whole() -> None:
+    scene = Spoken()
+    assert [batch.sequence for batch in scene.ledger.recent] == [0]
+    found = usage_drop(scene.ledger, scene.ledger.now_ns, 10.0)
+    assert (found.is_complete, found.used_before) == (True, 0)
 
 
 def test_what_is_no_longer_kept_is_not_whole() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvscope.monitor.analysis.wait_graph import WaitGraph, WaitsFor
 from kvscope.monitor.analysis.wait_tree import wait_of
 from kvscope.monitor.events.kinds import Cause, Holder, Status
@@ -76,6 +78,7 @@ def test_the_scheduler_s_resources_have_the_running_requests_as_holders() -> Non
     for cause, resource in expected.items():
         edge = edge_of(waiting_for(cause), "r-2")
         assert (edge.resource, [holder.name for holder in edge.holders]) == (resource, ["r-1"])
+        assert edge.amount == (1 if resource == "batch-slot" else 0)
     blocks = edge_of(waiting_for(Cause.KV_BLOCKS), "r-2")
     assert (blocks.resource, blocks.amount) == ("kv-blocks", 5)
     assert [(holder.kind, holder.name, holder.blocks) for holder in blocks.holders] == [
@@ -123,3 +126,14 @@ def test_a_step_moves_until_it_takes_longer_than_any_before_it() -> None:
     scene.beat(5)
     (step,) = edge_of(scene.ledger, "late").holders
     assert (step.kind, step.moves) == ("step", None)
+
+
+def test_a_fetch_lasts_since_its_beginning_whatever_its_request_was_passed_over_for_since() -> None:
+    scene = Spoken()
+    scene.arrive(7, [3, 4])
+    scene.log.waiting_on(7, Status.WAITING_FOR_REMOTE_KVS)
+    scene.wait(5)
+    scene.log.not_scheduled(7, Cause.KV_BLOCKS, 1)
+    scene.wait(5)
+    (connector,) = edge_of(scene.ledger, "r-7").holders
+    assert (connector.unit, connector.still_s) == ("transfers", pytest.approx(10))

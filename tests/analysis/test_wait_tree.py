@@ -96,3 +96,9 @@ def test_a_holder_that_moves_lacks_no_progress() -> None:
     still = WaitHolder("request", "r-1", unit="tokens", still_s=3.0, moves=False)
     assert progress_text(still) == "no token for 3.0 s"
     assert progress_text(still._replace(moves=True)) == progress_text(still._replace(unit="")) == ""
+
+
+def test_a_late_step_and_one_that_is_over_lack_progress_of_another_kind() -> None:
+    step = WaitHolder("step", "step 4", unit="steps", still_s=3.0)
+    assert progress_text(step) == "longer than any earlier step"
+    assert progress_text(step._replace(kind="fence")) == "its step is over since 3.0 s"

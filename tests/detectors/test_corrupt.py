@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.analysis.pool_imbalance import find_imbalance
 from kvscope.monitor.events.kinds import Holder, Kind, Limit, Release, Stage, Status
 from kvscope.monitor.events.wire import Run, batch_of
 from kvscope.monitor.ledger import validation
@@ -280,6 +281,26 @@ def test_a_pool_that_adds_up_again_after_an_audit() -> None:
     assert not scene.ledger.state.damaged
     assert scene.ledger.balance().holds
     assert "corrupt.conservation" not in scene.alarms()
+
+
+@pytest.mark.usefixtures("no_validation")
+def test_an_imbalance_after_a_loss_began_after_it() -> None:
+    """An audit had made the pool add up again."""
+    scene = scene_that_does_not_add_up()
+    scene.packer.next_sequence += 1
+    scene.wait(1)
+    audit(scene, 0, {1: [3, 4], 2: [6]})
+    scene.wait(1)
+    lost_ns = scene.ledger.losses[-1].at_ns
+    scene.log.reused(2, [6])
+    scene.wait(1)
+    scene.log.released(2, [6], Release.PREEMPTED)
+    scene.wait(1)
+    scene.wait(1)
+    imbalance = find_imbalance(scene.ledger)
+    assert imbalance is not None
+    assert imbalance.blocks == [6]
+    assert lost_ns < imbalance.since_ns < scene.ledger.now_ns
 
 
 def test_a_block_freed_twice_causes_the_imbalance_that_it_leaves() -> None:

@@ -63,6 +63,7 @@ def test_leases_that_ran_out_are_told_as_the_first_line_has_them() -> None:
     ]
     (finding,) = found(*lines)
     assert (finding.code, finding.verdict, value(finding, "lease")) == ("leak.lease-burst", "likely", 480)
+    assert value(finding, "expired_leases") == 2
 
 
 @pytest.mark.parametrize(("pinned", "leaks"), [(18, True), (17, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from kvscope.monitor.events.kinds import Stage
 from kvscope.monitor.events.samples import Fact, Sample
@@ -48,6 +49,16 @@ def test_samples_and_facts_go_by_the_engine_they_name() -> None:
     assert not a.has_stream
 
 
+def test_a_keyframe_of_what_is_known_changes_nothing() -> None:
+    lab, fleet = busy(A, 9), Fleet()
+    for frame in lab.frames:
+        ledger = fleet.apply(frame)
+    state, beats = ledger.state, ledger.beats.count
+    fleet.apply(lab.keyframe())
+    assert ledger.state is state
+    assert ledger.beats.count == beats
+
+
 def test_frames_seen_twice_count_once() -> None:
     lab = busy(A, 3)
     once, twice = Fleet(), Fleet()
@@ -60,13 +71,14 @@ def test_frames_seen_twice_count_once() -> None:
     assert not twice.engines[A].losses
 
 
-def test_a_gap_is_counted_and_marks_the_figures() -> None:
+@pytest.mark.parametrize("missing", [1, 3])
+def test_a_gap_is_counted_and_marks_the_figures(missing: int) -> None:
     lab = busy(A, 4)
     fleet = Fleet()
-    for frame in lab.frames[:5] + lab.frames[8:]:
+    for frame in lab.frames[:5] + lab.frames[5 + missing :]:
         fleet.apply(frame)
     ledger = fleet.engines[A]
-    assert sum(loss.batches for loss in ledger.losses) == 3
+    assert sum(loss.batches for loss in ledger.losses) == missing
     assert ledger.losses[0].position == str(Position(lab.packer.epoch, lab.frames[4].sequence))
 
 

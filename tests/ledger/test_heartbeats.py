@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
@@ -42,9 +44,10 @@ def test_the_queue_counts_once_in_each_step(step: int, lengths: list[int]) -> No
 
 @pytest.mark.parametrize(("step", "slept"), [(NO_STEP, True), (0, False)])
 def test_a_transfer_is_late_only_if_no_step_ran_before_its_end_was_learned(step: int, slept: bool) -> None:
-    """Its end comes a second after an hour without polls."""
+    """Its end comes a second after an hour without polls. The engine had polled before that."""
     sends, sent = LateSends(), OutsideWait(5 * S, 3_611 * S, 4)
-    beats = [heartbeat(10, step), heartbeat(3_610, step), heartbeat(3_611, polls=2), heartbeat(3_612, polls=3)]
-    for before, last in zip(beats, beats[1:], strict=False):
+    asleep = [heartbeat(10, step), heartbeat(3_610, step)]
+    beats = [heartbeat(9, step, polls=0), *asleep, heartbeat(3_611, polls=2), heartbeat(3_612, polls=3)]
+    for before, last in pairwise(beats):
         sends.look(before, last, last.connector_polls > before.connector_polls, 0, [sent])
     assert [(late.sent, late.slept_s) for late in sends.recent] == ([(sent, 3_600.0)] if slept else [])

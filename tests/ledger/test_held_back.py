@@ -184,6 +184,12 @@ def test_a_request_that_came_before_the_head_is_left_out_if_it_was_ready_when_th
     assert was_left_out(ready, first) is left_out
 
 
+def test_a_request_that_never_waited_for_anything_outside_is_not_left_out() -> None:
+    first = head()
+    first.arrived_ns = 2 * S
+    assert not was_left_out(waiting("other", arrived_ns=S), first)
+
+
 def test_a_ready_request_is_behind_no_head() -> None:
     first, ready, other = head(), waiting("ready", ready_ns=S, arrived_ns=S), waiting("other", arrived_ns=S)
     behind = requests_behind(sort_living([first, ready, other]), first)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvscope.monitor.events.kinds import Kind, Stage
-from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.events.kinds import Kind, Layer, Stage
+from kvscope.monitor.events.wire import STACK_TEXT, Run, batch_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.epoch_overlaps import ENOUGH, EPOCH_SILENT_NS, EpochOverlaps, is_next_epoch
 from kvscope.monitor.ledger.stream_clock import JUMP_NS, StreamClock
@@ -209,6 +209,7 @@ def test_another_epoch_is_alive_since_its_first_recent_heartbeat() -> None:
     lab, overlaps = Lab(), EpochOverlaps()
     for second in range(1, ENOUGH):
         overlaps.note_other(lab.heartbeat(), second * S)
+        overlaps.note_other(lab.keyframe(), second * S)  # which a reader that joins asks for
     assert overlaps.other_epochs(ENOUGH * S) == (0, [])
     overlaps.note_other(lab.heartbeat(), ENOUGH * S)
     assert overlaps.other_epochs(ENOUGH * S) == (S, [lab.packer.epoch])
@@ -257,6 +258,17 @@ def test_a_replay_that_repeats_is_no_second_source() -> None:
     watched.live(30)
     watched.pipeline.feed(watched.lab.frames[:-20])
     assert "blind.duplicate-source" not in watched.codes()
+
+
+def test_a_source_reports_the_stack_of_an_engine_that_cannot() -> None:
+    watched = Watched(Clocks(), leaks=False)
+    watched.live(2)
+    stack = Run(Kind.STACK, 0, -1, [0, -1, 0, Layer.CONNECTOR], [])
+    watched.pipeline.feed([batch_of(ENGINE, watched.lab.packer.epoch, [stack], texts={STACK_TEXT: "here\nthere"})])
+    found = watched.ledger.state.stack
+    assert found is not None
+    assert (found.layer, found.frames) == (Layer.CONNECTOR, "here\nthere")
+    assert watched.ledger.age_s(found.at_ns) == 0
 
 
 def test_a_source_that_names_an_unknown_stage_is_believed_about_the_loss() -> None:

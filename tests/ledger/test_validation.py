@@ -91,6 +91,17 @@ def test_the_error_carries_the_events_of_block_and_request(scene: Spoken) -> Non
     assert "block 5: 2 for 1 holders" in str(raised.value)
 
 
+def test_the_error_carries_the_events_of_earlier_owners_of_the_block(scene: Spoken) -> None:
+    scene.log.released(1, [3, 4], Release.PREEMPTED)
+    scene.log.allocated(2, [3])
+    scene.say()
+    scene.ledger.state.refs[3] += 1
+    with pytest.raises(InvariantError) as raised:
+        scene.wait(1)
+    of_other = [line.split()[1] for line in raised.value.history if " #1 " in line]
+    assert (raised.value.violation.block, of_other) == (3, ["ALLOCATED", "RELEASED"])
+
+
 def test_a_table_that_names_a_block_twice(scene: Spoken) -> None:
     """Both entries go with one release, and one reference stays: no other rule finds it."""
     scene.log.reused(2, [5])

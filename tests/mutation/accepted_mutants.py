@@ -179,4 +179,28 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "if (sample.at_ns or 0) <= since_ns:",
         "0 -> 1",
     ): "since_ns is minutes before a wall clock in ns since 1970, or below 0 where that is not known",
+    (
+        "kvscope.monitor.analysis.event_listing",
+        "Wanted.may_be_in",
+        "if self.request is None and self.block is None:",
+        "self.request is None and self.block is None -> self.block is None",
+    ): "it only spares a walk: more batches pass, and each event of those is examined",
+    (
+        "kvscope.monitor.analysis.event_listing",
+        "Wanted.may_be_in",
+        "if self.request is None and self.block is None:",
+        "self.request is None -> self.request is not None",
+    ): "it only spares a walk: the last line is true without either, and with a request more batches pass",
+    (
+        "kvscope.monitor.ledger.engine_ledger",
+        "EngineLedger._heartbeat_received",
+        "wall_ns = self.wall(last.at_ns) if last is not None else 0",
+        "0 -> 1",
+    ): "without a heartbeat, add() returns before it uses the time",
+    (
+        "kvscope.monitor.ledger.step_model",
+        "_fit",
+        "weights = [1 / seconds**2 for _, seconds in rows]",
+        "1 -> 2",
+    ): "least squares are the same if all weights are doubled, to the last bit",
 }

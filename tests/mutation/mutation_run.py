@@ -53,6 +53,7 @@ TESTS: Final = (
         "tests/test_findings.py",
         "tests/test_finding_continuity.py",
         "tests/test_effects.py",
+        "tests/test_python_api.py",
         "tests/probes/test_hooks.py",
         "tests/probes/test_front_end.py",
     ),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from kvscope.monitor.analysis import prefix_tree
+from kvscope.monitor.events.kinds import Evict
 from kvscope.monitor.text import timestamp
-from tests.detectors.scenes import ENGINE, Watched
+from tests.detectors.scenes import ENGINE, Spoken, Watched
 
 
 def shared(seed: int = 1, total: int = 400, **lab: object) -> tuple[Watched, list[list[int]]]:
@@ -93,3 +97,46 @@ def test_two_kv_groups_each_have_their_own() -> None:
     view = scene.watch.prefix_cache(ENGINE)
     assert sum(node.blocks for node in view.nodes) == view.cached_blocks
     assert len({node.id for node in view.nodes}) == len(view.nodes)
+
+
+@pytest.mark.parametrize(("single", "largest"), [(10, 1), (12, 12)])
+def test_a_forest_that_is_too_large_is_shown_by_its_largest_tree(
+    single: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tree is a prompt without branches, the other a short prefix with two long ones: 11 blocks."""
+    scene = Watched(total=400, block_size=4)
+    shared_part = list(range(100, 104))
+    branches = [[*shared_part, *range(first, first + 21)] for first in (200, 300)]
+    for prompt in (list(range(400, 401 + 4 * single)), *branches):
+        scene.lab.arrive(prompt, max_tokens=1)
+        scene.run_until_idle()
+    whole = scene.watch.prefix_cache(ENGINE)
+    assert sorted(node.blocks for node in whole.nodes) == [1, 5, 5, single]
+    monkeypatch.setattr(prefix_tree, "MAX_TREE_NODES", 1)
+    shown = scene.watch.prefix_cache(ENGINE)
+    assert ([node.blocks for node in shown.nodes], shown.left_out) == ([largest], 3)
+
+
+def test_a_block_without_a_content_is_nobodys_parent() -> None:
+    """The cache dropped the first block of r-1's prompt; r-2 has both contents, and the monitor joined later."""
+    scene = Spoken()
+    for number, blocks in ((1, [3, 4]), (2, [5, 6])):
+        scene.arrive(number, blocks)
+        scene.log.cached(number, blocks, [33, 44])
+    scene.log.evicted([3], Evict.INVALIDATED)
+    scene.say()
+    scene.watch.fleet.engines.clear()
+    scene.watch.feed([scene.packer.keyframe()])
+    first, second = scene.watch.prefix_cache(ENGINE).nodes
+    assert (first.ids, second.ids, second.parent) == ([5], [4, 6], first.id)
+
+
+def test_an_eviction_of_a_content_that_was_never_seen_is_not_needed_again() -> None:
+    """It was cached before the monitor joined."""
+    scene = Spoken()
+    scene.arrive(1, [3, 4])
+    scene.log.evicted([3], Evict.INVALIDATED)
+    scene.log.cached(1, [4], [1])
+    scene.say()
+    (eviction,) = scene.watch.prefix_cache(ENGINE).evictions
+    assert (eviction.blocks, eviction.needed_again) == (1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from kvscope.monitor.errors import BadQuestion
@@ -146,6 +147,19 @@ def test_a_window_that_is_not_kept_whole_says_so() -> None:
     name = scene.lab.packer.engine
     assert scene.watch.retained_blocks(name).is_complete
     assert not late.watch.retained_blocks(name).is_complete
+    joined = Watched()
+    joined.watch.fleet.engines.clear()
+    joined.watch.feed(frames)
+    assert not joined.watch.retained_blocks(name).is_complete
+
+
+def test_batches_that_the_engine_dropped_itself_leave_a_window_in_part() -> None:
+    """None that it sent is missing, and they say how many it dropped."""
+    scene = busy(1)
+    assert scene.watch.retained_blocks(ENGINE).is_complete
+    scene.lab.step()
+    scene.watch.feed([msgspec.structs.replace(scene.lab.frames[-1], dropped_batches=1)])
+    assert not scene.watch.retained_blocks(ENGINE).is_complete
 
 
 def test_a_window_must_have_something_in_it() -> None:
