@@ -203,4 +203,10 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "weights = [1 / seconds**2 for _, seconds in rows]",
         "1 -> 2",
     ): "least squares are the same if all weights are doubled, to the last bit",
+    (
+        "kvscope.monitor.probes.vllm.front_end_hooks",
+        "FrontEndReporter._connect",
+        "socket.setsockopt(zmq.LINGER, 0)",
+        "0 -> 1",
+    ): "close() gives it no time either, and without close() a process ends a millisecond later",
 }

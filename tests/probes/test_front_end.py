@@ -18,6 +18,7 @@ from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Cause, Status
 from kvscope.monitor.events.wire import decode, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.probes.vllm import front_end_inbox
 from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
 from kvscope.monitor.probes.vllm.front_end_inbox import LATE_NS, FrontEndInbox
 from kvscope.monitor.probes.vllm.front_end_messages import (
@@ -107,6 +108,47 @@ def test_a_request_that_has_arrived_is_not_received_again(joined: Joined) -> Non
     assert joined.inbox.pending == 1
 
 
+def test_a_request_that_has_ended_is_not_received_when_its_report_comes_late(joined: Joined) -> None:
+    joined.arrive("r-1")
+    joined.drain()
+    del joined.numbers["r-1"]
+    joined.front_end.received(request("r-1"))
+    joined.front_end.received(request("r-2"))
+    joined.drain_until(lambda: joined.status("r-2") == Status.RECEIVED)
+    assert joined.inbox.pending == 1
+
+
+def test_a_bounded_number_of_arrivals_is_remembered(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of three is not, so that its late report looks like one of a new request."""
+    monkeypatch.setattr(front_end_inbox, "MAX_ARRIVALS", 2)
+    for name in ("r-1", "r-2", "r-3"):
+        joined.arrive(name)
+    joined.drain()
+    joined.numbers.clear()
+    for name in ("r-3", "r-2", "r-1"):
+        joined.front_end.received(request(name))
+    joined.drain_until(lambda: joined.inbox.pending)
+    assert joined.inbox.pending == 1
+
+
+def test_a_bounded_number_of_requests_is_expected(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_end_inbox, "MAX_PENDING", 2)
+    for name in ("r-1", "r-2", "r-3"):
+        joined.front_end.received(request(name))
+    joined.drain_until(lambda: joined.inbox.dropped)
+    assert (joined.inbox.pending, joined.inbox.dropped) == (2, 1)
+
+
+def test_a_session_that_goes_on_is_received_once(joined: Joined) -> None:
+    joined.front_end.received(request("r-1", prompt_tokens=7))
+    joined.front_end.received(request("r-1", prompt_tokens=9))
+    joined.front_end.received(request("r-2"))
+    joined.drain_until(lambda: joined.status("r-2") == Status.RECEIVED)
+    record = joined.ledger.request("r-1")
+    assert record is not None
+    assert record.prompt_tokens == 7
+
+
 @pytest.mark.parametrize("end", ["gone", "ended"])
 def test_a_request_that_ends_before_it_arrives_leaves_the_ledger(joined: Joined, end: str) -> None:
     joined.front_end.received(request("r-1"))
@@ -130,6 +172,18 @@ def test_a_client_that_leaves_a_request_of_the_scheduler_is_reported(joined: Joi
     assert record is not None
     assert record.client_gone_ns
     assert not record.is_finished  # the engine reports its end
+
+
+def test_a_client_of_a_request_that_is_not_known_leaves_none_of_the_others(joined: Joined) -> None:
+    joined.arrive("r-1")
+    joined.drain()
+    other = FrontEndMessage(FrontEndKind.CLIENT_GONE, "r-0", time.monotonic_ns())
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(joined.endpoint)
+        push.send(msgspec.msgpack.encode(other))
+        push.send(b"\xc1")  # which comes after it
+        joined.drain_until(lambda: joined.inbox.dropped)
+    assert not joined.ledger.state.totals.client_gone
 
 
 def test_messages_that_are_late_or_no_messages_are_counted_and_dropped(joined: Joined) -> None:
@@ -159,6 +213,24 @@ def test_a_front_end_of_several_ranks_reports_to_the_rank_it_chose(tmp_path: Pat
     assert asked == [1]
 
 
+def test_the_front_end_of_many_ranks_has_one_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread."""
+    made: list[zmq.Context[zmq.Socket[bytes]]] = []
+    kind = zmq.Context
+
+    def context() -> zmq.Context[zmq.Socket[bytes]]:
+        made.append(kind())
+        return made[-1]
+
+    front_end = FrontEndReporter(lambda rank: f"ipc://{tmp_path / str(rank)}", lambda: None)
+    front_end.connected(SimpleNamespace(core_engines=[b"\0\0", b"\1\0"]))
+    monkeypatch.setattr(zmq, "Context", context)
+    for rank in (b"\0\0", b"\1\0"):
+        front_end.routed(rank, request(f"r-{rank[0]}"))
+    front_end.close()
+    assert [one.closed for one in made] == [True]
+
+
 def test_a_front_end_never_waits_for_an_engine_that_does_not_read(tmp_path: Path) -> None:
     front_end = FrontEndReporter(lambda _rank: f"ipc://{tmp_path / 'absent'}", lambda: None)
     for number in range(5_000):
@@ -185,6 +257,9 @@ def test_sockets_of_killed_engines_are_removed_and_no_others(tmp_path: Path, mon
     state = SimpleNamespace(numbers={}, is_taken=lambda _name, _request_id: False)
     inbox = FrontEndInbox(state, EventLog(time), f"ipc://{living}")  # type: ignore[arg-type]
     assert remove_stale_inboxes() == []  # one that starts just now may not listen yet
-    assert remove_stale_inboxes(time.time() + 2 * STALE_S) == [killed]
+    os.utime(killed, (1_000, 1_000))
+    assert remove_stale_inboxes(1_000 + STALE_S) == []
+    assert remove_stale_inboxes(1_000 + STALE_S + 1) == [killed]
+    assert remove_stale_inboxes(time.time() + 2 * STALE_S) == []
     assert all(path.exists() for path in (killed_too, no_socket, living))
     inbox.close()
