@@ -55,7 +55,9 @@ TESTS: Final = (
         "tests/test_effects.py",
         "tests/test_python_api.py",
         "tests/probes/test_hooks.py",
+        "tests/probes/test_compatibility.py",
         "tests/probes/test_front_end.py",
+        "tests/probes/test_vllm_memory.py",
     ),
 )
 VLLM_TESTS: Final = (
