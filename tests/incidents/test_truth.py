@@ -98,6 +98,13 @@ def test_blocks_behind_a_step_that_had_ended_before_a_hang_are_no_effect_of_it()
     assert (lost.kind, lost.since_s, lost.blocks, hang.kind) == ("lost-behind-fence", 6.5, {5}, "engine-hangs")
 
 
+def test_what_the_pass_that_failed_had_taken_is_not_lost_and_what_was_owed_before_is() -> None:
+    kept = [KeptBlocks("nothing", [5, 6], 0.0), KeptBlocks("nothing", [7], 4.0, "r", "aborted")]
+    (lost,) = decide(end(failure="AssertionError in get_new_blocks", kept=kept))
+    assert (lost.kind, lost.blocks) == ("lost-at-abort", {7})
+    assert decide(end(kept=kept))[0].blocks == {5, 6, 7}
+
+
 def test_what_begins_after_the_watched_part_is_no_harm_of_it() -> None:
     late = UnfinishedRequest("r", "running", 101.0)
     assert decide(end(unfinished=[late])) == []

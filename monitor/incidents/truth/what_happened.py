@@ -118,6 +118,8 @@ def _never_freed(end: EpisodeEnd) -> Iterator[Harm]:
         waits_for_step = kept.by != "nothing" or kept.step_in_flight
         if waits_for_step and (end.hangs_since_s is not None or end.failed_s is not None):
             continue  # an engine that stands still frees nothing, neither for its connector nor behind a step in flight
+        if end.failure and kept.by == "nothing" and not kept.freed_by:
+            continue  # the pass in which the engine failed had just taken them, and gave them to no request
         by_kind[_kind_of_hold(kept, end)].append(kept)
     for kind, all_kept in by_kind.items():
         blocks = frozenset(block for kept in all_kept for block in kept.blocks)
