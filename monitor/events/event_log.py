@@ -81,6 +81,8 @@ class EventLog:
         self.keyed: Callable[[bytes], int] | None = None
         """Makes hashes that may leave the process of those that may not: in the drain thread, as it takes longer."""
         self.side: deque[tuple[tuple[int, int, int, int, int], tuple[int, ...], dict[int, str]]] = deque()
+        self.flushes = 0
+        """Flushes that had something to hand over."""
         self.dropped_batches = 0
         self.dropped_events = 0
         self._dropping = threading.Lock()
@@ -420,6 +422,7 @@ class EventLog:
         """Hand over the events since the last flush. `counts` are free, cached-idle, used, total. Never waits."""
         if not self._runs:
             return
+        self.flushes += 1
         if len(self.flushed) >= self.capacity:
             self._drop(count_events(self._runs))
         else:

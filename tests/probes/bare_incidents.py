@@ -84,6 +84,30 @@ def lost_blocks_and_big(begin: Open) -> None:
     scene.run(45)
 
 
+def lost_blocks_of_a_large_pool_while_idle(begin: Open) -> None:
+    """The same, in a pool of which the passes until the engine is idle audit a small part."""
+    scene = begin(blocks=9_000)
+    skip_free(scene, 6)
+    scene.run(8)
+
+
+def lost_blocks_of_a_large_pool_in_slow_steps(begin: Open) -> None:
+    """The same, while another request runs on, a token in five seconds."""
+    scene = begin(blocks=9_000)
+    scene.ask("slow", 40, 100)
+    skip_free(scene, 6)
+    scene.run(40, step_s=5.0)
+
+
+def idle_now_and_then(begin: Open) -> None:
+    """Requests come every few seconds, and once while the tables of the idle engine are kept."""
+    scene = begin(blocks=140)
+    for seconds in (4, 1.5, 0.5, 6):
+        scene.ask(f"after-{seconds}", 400, 20)
+        scene.run(0.5)
+        scene.run(seconds)
+
+
 def big_without_leak(begin: Open) -> None:
     """`big` waits for requests that run to end, and then runs."""
     scene = begin(blocks=140)
@@ -361,6 +385,9 @@ INCIDENTS: Final = {
         leak_of_all,
         leak_while_idle,
         lost_blocks_and_big,
+        lost_blocks_of_a_large_pool_while_idle,
+        lost_blocks_of_a_large_pool_in_slow_steps,
+        idle_now_and_then,
         big_without_leak,
         paused,
         paused_new_and_idle,

@@ -23,6 +23,7 @@ NEVER_FITS, HEAD_OF_LINE = "stuck.never-fits", "stuck.head-of-line"
 STALLED, TOO_SMALL, LOCKSTEP = "stuck.engine-stalled", "sizing.kv-too-small", "collapse.lockstep"
 KEPT = {f"keep-{number}" for number in range(6)}
 FORGOTTEN = {f"forgotten-{number}" for number in range(6)}
+SELDOM_AUDITED = ("while_idle", "in_slow_steps")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,21 @@ def test_requests_that_wait_for_lost_blocks_are_the_leaks_effects(played: Played
     assert (finding.verdict, set(finding.culprits.requests)) == ("confirmed", FORGOTTEN)
     assert effects(finding) == {NEVER_FITS: {"big", "small"}, HEAD_OF_LINE: {"big"}}
     assert played.firing().keys() == {LOST_BLOCKS}
+
+
+@pytest.mark.parametrize("played", [f"lost_blocks_of_a_large_pool_{when}" for when in SELDOM_AUDITED], indirect=True)
+def test_lost_blocks_are_confirmed_of_an_engine_that_makes_few_passes_or_none(played: Played) -> None:
+    finding = played.firing()[LOST_BLOCKS]
+    assert (finding.verdict, set(finding.culprits.requests)) == ("confirmed", FORGOTTEN)
+    assert played.ledger.state.audit_cycles > 0
+    assert played.is_exact()
+
+
+@incident("idle_now_and_then")
+def test_audits_of_an_idle_engine_that_is_woken_agree_with_the_events(played: Played) -> None:
+    assert played.fired == {}
+    assert played.ledger.state.audit_cycles >= 2
+    assert played.is_exact()
 
 
 @incident("leak_of_all")

@@ -1,13 +1,14 @@
 """The probe: hooks into one vLLM scheduler, its cache manager and its block pool, and reports what they do.
 
 Everything runs in the engine's own thread, where vLLM does what is reported, so events are in the order of what
-happened. Work at every step is kept short. All else hangs on calls that vLLM makes for few requests a step.
+happened. Work at every step is kept short. All else hangs on calls that vLLM makes for few requests a step. A slice of
+the audit is read at a pass in ten milliseconds. An idle engine is audited from the drain thread.
 
     hook                              events
     ------------------------------    -------------------------------------------------------------------------------
     Scheduler.add_request             arrived, queued, waiting on a grammar; a streaming session goes on
     Scheduler.schedule                step launched, looked up, admitted, waiting on remote KV, ready; passed over
-    Scheduler.update_from_output      first token, progressed, step completed; then a slice of the audit
+    Scheduler.update_from_output      first token, progressed, step completed
     Scheduler._preempt_request        allocation failed, preempted, queued
     KVCacheManager.free               the same, in releases up to 0.11, which preempt within `schedule`
     Scheduler._free_request           finished; free deferred, if the blocks are still there afterwards
@@ -29,6 +30,7 @@ from kvscope.monitor.probes.vllm.block_hooks import BlockHooks
 from kvscope.monitor.probes.vllm.emitter import Emitter
 from kvscope.monitor.probes.vllm.front_end_inbox import FrontEndInbox
 from kvscope.monitor.probes.vllm.hooks import Hooks
+from kvscope.monitor.probes.vllm.idle_audit import IdleAudit
 from kvscope.monitor.probes.vllm.probe_state import RESERVED_BLOCKS, ProbeState
 from kvscope.monitor.probes.vllm.queue_check import QueueCheck
 from kvscope.monitor.probes.vllm.request_hooks import RequestHooks
@@ -55,6 +57,7 @@ class Probe:
         requests = RequestHooks(self.state, self._emitter, clock)
         self._passes = SchedulerHooks(self.state, self._emitter, requests, clock)
         self._queue_check = QueueCheck(self.state, log)
+        self._idle_audit = IdleAudit(self.state, self._emitter, lambda: self._passes.passes)
         self.inbox: FrontEndInbox | None = None
         self._hook_groups = (requests, self._passes, BlockHooks(self.state, self._emitter))
 
@@ -63,6 +66,7 @@ class Probe:
         launched = next(iter(tuple(self.state.launched)), None)
         running, waiting = len(self.scheduler.running), sum(len(queue) for queue in self.state.queues())
         self._queue_check.check(running + waiting)
+        self._idle_audit.check(idle=launched is None and not running + waiting)
         step, since_ns = NO_STEP if launched is None else launched[1:3]
         in_front_end = running + waiting + (self.inbox.pending if self.inbox is not None else 0)
         return Vitals(step, since_ns, running, waiting, in_front_end, self._passes.polls, self._passes.passes)

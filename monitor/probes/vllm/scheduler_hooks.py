@@ -38,6 +38,8 @@ class SchedulerHooks:
         self._free_queue = state.free_queue
         self._pauses = hasattr(state.scheduler, "_pause_state")
         self._next_flush_ns = self._next_progress_ns = 0
+        self._stepped_ns = 0
+        """How long the steps since the last slice of the audit took: it gets the same share of long ones."""
         self._usual_tokens = 0
         """A step with more is handed over before it runs: readers know the others' length from steps like them."""
 
@@ -121,7 +123,8 @@ class SchedulerHooks:
             self._next_progress_ns = now + PROGRESS_EVERY_NS
             self._requests.progressed(self._scheduler.running)
         self._emitter.write_notes()
-        self._auditor.slice()
+        self._auditor.slices(self._stepped_ns // FLUSH_EVERY_NS)
+        self._stepped_ns = 0
         self._emitter.flush()
         self._state.gave_blocks.clear()
         self._emitter.timed = False
@@ -174,6 +177,7 @@ class SchedulerHooks:
             while launched:
                 note = launched.popleft()
                 _, step, at_ns, numbers, tokens, output, limit = note
+                self._stepped_ns += now - at_ns
                 if notes and notes[-1] is note:
                     notes[-1] = (WHOLE_STEP, step, at_ns, numbers, tokens, now, limit, free)
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Final
 
 from kvscope.monitor.events.event_log import EventLog
 from kvscope.monitor.events.kinds import Holder, Status
@@ -12,6 +13,8 @@ from kvscope.monitor.probes.vllm.probe_state import STATUS_BY_NAME, ProbeState
 
 BLOCKS_A_SLICE = 8
 """A block takes half a microsecond to read."""
+SLICES_A_CYCLE: Final = 1000
+"""At most, about: some seconds of steps for the largest pools."""
 
 
 class Auditor:
@@ -20,19 +23,20 @@ class Auditor:
     def __init__(self, state: ProbeState, log: EventLog) -> None:
         self._state = state
         self._log = log
-        # A whole cycle in about a thousand slices at most: some seconds of steps for the largest pools.
-        self._blocks_a_slice = max(BLOCKS_A_SLICE, state.pool.num_gpu_blocks // 1000)
+        self._blocks_a_slice = max(BLOCKS_A_SLICE, state.pool.num_gpu_blocks // SLICES_A_CYCLE)
         self._slices = self._forever()
 
-    def slice(self) -> None:
-        """Read out the next slice. After the last one a new cycle begins."""
-        next(self._slices)
+    def slices(self, count: int) -> None:
+        """Read out so many slices, at least one and at most a cycle. After the last one a new cycle begins."""
+        for _ in range(min(max(count, 1), SLICES_A_CYCLE)):
+            next(self._slices)
 
     def _forever(self) -> Iterator[None]:
         for cycle in count(1):
-            yield from self._cycle(cycle)
+            yield from self.cycle(cycle)
 
-    def _cycle(self, cycle: int) -> Iterator[None]:
+    def cycle(self, cycle: int) -> Iterator[None]:
+        """Read out everything once, under this number, and yield after each slice."""
         state, log = self._state, self._log
         log.audit_begin(cycle)
         yield
