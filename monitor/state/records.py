@@ -281,7 +281,9 @@ class TierState(msgspec.Struct, array_like=True):
     capacity: int = 0
     operations: dict[int, int] = {}
     pins: dict[int, tuple[int, ...]] = {}
-    """By key, longest pinned first: the number of pins, the time of the first of them, and its stream position."""
+    """By key, longest pinned first: the number of pins, the time from which they count, and its stream position. That
+    is the first pin's, or the last unpin's that left others.
+    """
     unpinned_ns: int = 0
     """When something was last unpinned: the engine then processes all fetches that have ended."""
     at: int = UNKNOWN_POSITION

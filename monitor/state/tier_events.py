@@ -18,7 +18,7 @@ def fold_tier(state: EngineState, args: list[int], _texts: Mapping[int, str]) ->
     if operation == TierOp.PINNED:
         _pin(state, tier.pins, keys)
     elif operation == TierOp.UNPINNED:
-        _unpin(tier.pins, keys)
+        _unpin(state, tier.pins, keys)
         tier.unpinned_ns = state.now_ns
 
 
@@ -28,8 +28,8 @@ def _pin(state: EngineState, pins: dict[int, tuple[int, ...]], keys: list[int]) 
         pins[key] = count + 1, *since
 
 
-def _unpin(pins: dict[int, tuple[int, ...]], keys: list[int]) -> None:
+def _unpin(state: EngineState, pins: dict[int, tuple[int, ...]], keys: list[int]) -> None:
     for key in keys:
-        count, *since = pins.pop(key, (0,))
-        if count > 1:
-            pins[key] = count - 1, *since
+        count, *_ = pins.pop(key, (0,))
+        if count > 1:  # which of its pins was the oldest is not known: those that remain count from now on
+            pins[key] = count - 1, state.now_ns, state.position

@@ -15,7 +15,7 @@ from kvscope.engine.faults import Faults
 from kvscope.engine.requests.request import Request
 from kvscope.engine.requests.sampling_params import SamplingParams
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Holder, Limit, Release, Status
+from kvscope.monitor.events.kinds import Holder, Limit, Release, Status, Tier, TierOp
 from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value
 from tests.engine.process import wait_for
@@ -25,6 +25,7 @@ LEASE_BURST = "leak.lease-burst"
 SESSION_PINNED = "leak.session-pinned"
 EXTERNAL_PINS = "leak.external-pins"
 ENCODER_CACHE = "leak.encoder-cache"
+A_KEY = 7
 A_BLOCK, NEXT_BLOCK = b"digest of block 1", b"digest of block 2"
 
 
@@ -419,6 +420,38 @@ def test_one_leaked_pin_beside_a_fetch_that_goes_on() -> None:
         tier.fetch([A_BLOCK, NEXT_BLOCK], ends=False)
         scene.wait(20)
         assert value(scene.firing(EXTERNAL_PINS)[0], "fetches_in_progress") == 1
+
+
+def pinned(scene: Spoken, operation: TierOp, number: int) -> None:
+    """Request `number` begins or ends to fetch the one block of the host tier."""
+    if operation == TierOp.PINNED:
+        scene.log.tier(TierOp.PINNED, Tier.HOST, 1, 4, [A_KEY])
+        scene.log.arrived(number, f"r-{number}", 16, 8, 0, 1, 3)
+        scene.log.waiting_on(number, Status.WAITING_FOR_REMOTE_KVS)
+    else:
+        scene.log.tier(TierOp.UNPINNED, Tier.HOST, 1, 4, [A_KEY])
+        scene.log.ready(number)
+    scene.say()
+
+
+@pytest.mark.parametrize("unpins", [True, False])
+def test_a_pin_that_a_later_fetch_shares_counts_from_the_end_of_the_first(unpins: bool) -> None:
+    """Two fetches of one block overlap, each of 20 s. Either both unpin it, or the second does not."""
+    scene = Spoken()
+    pinned(scene, TierOp.PINNED, 1)
+    scene.wait(12)
+    pinned(scene, TierOp.PINNED, 2)
+    scene.wait(8)
+    pinned(scene, TierOp.UNPINNED, 1)
+    scene.wait(12)
+    assert not scene.firing(EXTERNAL_PINS)
+    if unpins:
+        pinned(scene, TierOp.UNPINNED, 2)
+    else:
+        scene.log.ready(2)
+        scene.say()
+    scene.wait(12)
+    assert bool(scene.firing(EXTERNAL_PINS)) is not unpins
 
 
 def test_of_pins_from_before_a_loss_nothing_is_said() -> None:
