@@ -56,6 +56,7 @@ TESTS: Final = (
         "tests/test_python_api.py",
         "tests/probes/test_hooks.py",
         "tests/probes/test_compatibility.py",
+        "tests/probes/test_stand_in.py",
         "tests/probes/test_front_end.py",
         "tests/probes/test_vllm_memory.py",
     ),

@@ -12,6 +12,7 @@ import pytest
 from kvscope.monitor.probes.vllm import compatibility, plugin
 from kvscope.monitor.probes.vllm.compatibility import HOOKS, MISSING, OK, SCHEDULER, Hook, Unpacked, sleeps_in_base
 from kvscope.monitor.probes.vllm.vllm_description import NO_LEASE, UNKNOWN_LEASE, describe, lease_ns
+from tests.probes.stand_in import scheduler, with_vllm
 from tests.probes.test_hooks import write_hooked
 from tests.probes.vllm_python import announce
 
@@ -80,13 +81,6 @@ def test_an_executor_sleeps_in_its_base_if_that_has_both_methods(sleeps: bool, t
     assert sleeps_in_base(Unpacked(tmp_path)) is sleeps
 
 
-def with_vllm(monkeypatch: pytest.MonkeyPatch, **envs: str) -> None:
-    """A vLLM that is imported, with these settings."""
-    module = SimpleNamespace(__version__="0.32.0", envs=SimpleNamespace(**envs))
-    monkeypatch.setitem(sys.modules, "vllm", module)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "vllm.envs", module.envs)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("connector", "envs", "lease"),
     [
@@ -104,29 +98,11 @@ def test_a_lease_is_known_where_the_settings_show_it(
     assert lease_ns(SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=transfer))) == lease
 
 
-def scheduler_with(groups: list[SimpleNamespace]) -> SimpleNamespace:
-    """All of a scheduler that its description names."""
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(model="meta/llama", served_model_name=None, max_model_len=4096),
-        cache_config=SimpleNamespace(enable_prefix_caching=True),
-        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=512, policy="fcfs"),
-        device_config=SimpleNamespace(device_type="cpu"),
-        kv_transfer_config=None,
-    )
-    pool = SimpleNamespace(num_gpu_blocks=100)
-    return SimpleNamespace(
-        vllm_config=config,
-        block_size=16,
-        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
-        kv_cache_manager=SimpleNamespace(block_pool=pool),
-    )
-
-
 def test_a_description_has_0_for_what_a_group_or_a_model_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     with_vllm(monkeypatch)
     sliding = SimpleNamespace(sliding_window=64, page_size_bytes=10)
     whole = SimpleNamespace(sliding_window=None, page_size_bytes=20)
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"]) for spec in (sliding, whole)]
-    found = describe(scheduler_with(groups))
+    found = describe(scheduler(blocks=100, kv_groups=groups))
     assert ([group.window for group in found.groups], found.kv_bytes_per_block) == ([64, 0], 40)
-    assert describe(scheduler_with([])).kv_bytes_per_block == 0
+    assert describe(scheduler()).kv_bytes_per_block == 0

@@ -123,11 +123,12 @@ def test_without_graphs_there_are_none_to_know_of() -> None:
     assert measured(Core(worker).figures)["graphs_actual"] == 0
 
 
-def test_a_peak_that_does_not_add_up_is_not_known() -> None:
-    worker = on_a_device(together=True, estimates=True, in_peak=True)
+@pytest.mark.parametrize("estimates", [True, False])
+def test_a_peak_that_does_not_add_up_is_not_known(estimates: bool) -> None:
+    worker = on_a_device(together=estimates, estimates=estimates, in_peak=estimates)
     worker.peak_activation_memory += GIB
     known = measured(Core(worker).figures)
-    assert known.keys() == {"device_total", "weights", "graphs_estimated", "kv_pool"}
+    assert known.keys() == {"device_total", "weights", "kv_pool", *(["graphs_estimated"] if estimates else [])}
 
 
 def test_a_worker_that_was_told_the_size_has_not_measured() -> None:
