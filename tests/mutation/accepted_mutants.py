@@ -209,4 +209,34 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "socket.setsockopt(zmq.LINGER, 0)",
         "0 -> 1",
     ): "close() gives it no time either, and without close() a process ends a millisecond later",
+    (
+        "kvscope.monitor.probes.vllm.block_hooks",
+        "BlockHooks._allocated",
+        "if who is None or who[0] not in self._state.numbers:",
+        "who is None or who[0] not in self._state.numbers -> who is None",
+    ): "the same request is looked up again below, with the same outcome",
+    (
+        "kvscope.monitor.probes.vllm.blocks_needed",
+        "_cap",
+        "return 1 << 62",
+        "1 -> 2",
+    ): "more blocks than any request needs, either way",
+    (
+        "kvscope.monitor.probes.vllm.blocks_needed",
+        "_cap",
+        "return 1 << 62",
+        "62 -> 124",
+    ): "more blocks than any request needs, either way",
+    (
+        "kvscope.monitor.probes.vllm.wait_causes",
+        "WaitCauses.inspect",
+        "if len(scheduled) < len(scheduler.running):",
+        "len(scheduled) < len(scheduler.running) -> len(scheduled) <= len(scheduler.running)",
+    ): "those with tokens run, so that of as many each is passed by: it only spares the loop",
+    (
+        "kvscope.monitor.probes.vllm.wait_causes",
+        "WaitCauses._skipped",
+        "return Cause.CONNECTOR if self._state.matches.get(request.request_id, 0) is None else Cause.UNKNOWN",
+        "0 -> 1",
+    ): "any number says that the connector was not asked",
 }

@@ -57,6 +57,7 @@ TESTS: Final = (
         "tests/probes/test_hooks.py",
         "tests/probes/test_compatibility.py",
         "tests/probes/test_stand_in.py",
+        "tests/probes/test_wait_causes.py",
         "tests/probes/test_front_end.py",
         "tests/probes/test_vllm_memory.py",
     ),

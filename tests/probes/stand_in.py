@@ -60,13 +60,31 @@ class Output(NamedTuple):
         return sum(self.num_scheduled_tokens.values())
 
 
+class StandInRequest(SimpleNamespace):
+    """A request of ten tokens, which stands in queues by its priority."""
+
+    def __init__(self, name: str, status: str, **more: Any) -> None:
+        known = {"num_tokens": 10, "num_prompt_tokens": 10, "max_tokens": 5, "num_computed_tokens": 0}
+        known |= {"num_output_tokens": 0, "priority": 0}
+        super().__init__(request_id=name, status=SimpleNamespace(name=status), **known | more)
+
+    def __lt__(self, other: StandInRequest) -> bool:
+        return bool(self.priority < other.priority)
+
+    def is_finished(self) -> bool:
+        return str(self.status.name).startswith("FINISHED")
+
+
 def request(name: str, status: str = "WAITING", **more: Any) -> Any:
-    """A request of ten tokens."""
-    known = {"num_tokens": 10, "num_prompt_tokens": 10, "max_tokens": 5, "num_computed_tokens": 0}
-    known |= {"num_output_tokens": 0, "priority": 0}
-    finished = status.startswith("FINISHED")
-    named = SimpleNamespace(name=status)
-    return SimpleNamespace(request_id=name, status=named, is_finished=lambda: finished, **known | more)
+    """One in this status, with other attributes than it has by default."""
+    return StandInRequest(name, status, **more)
+
+
+class Queue(list[Any]):
+    """The waiting requests, the next one first."""
+
+    def pop_request(self) -> Any:
+        return self.pop(0)
 
 
 def group(size: int = 16, spec: Any = None) -> Any:
@@ -113,6 +131,10 @@ def _pool(blocks: int) -> Any:
                 block.ref_cnt -= 1
                 self.free_block_queue.num_free_blocks += block.ref_cnt == 0
 
+        def move_block_hashes(self, src_block: Block, dst_block: Block) -> None:
+            dst_block.block_hash, src_block.block_hash = src_block.block_hash, None
+            self._take([src_block, dst_block])
+
     return Pool()
 
 
@@ -131,8 +153,31 @@ def _coordinator(groups: Sequence[Any]) -> Any:
     return Coordinator()
 
 
+class CacheManager:
+    """The cache manager, whose calls a test makes itself."""
+
+    def __init__(self, block_pool: Any, coordinator: Any) -> None:
+        self.block_pool, self.coordinator, self.enable_caching = block_pool, coordinator, True
+
+    @property
+    def group(self) -> Any:
+        """The manager of the first KV cache group."""
+        return self.coordinator.single_type_managers[0]
+
+
+def _manager(pool: Any, coordinator: Any) -> Any:
+    class Manager(CacheManager):
+        def pop_blocks_for_free(self, request: Any) -> list[Block]:
+            return list(reversed(self.group.req_to_blocks.pop(request.request_id)))
+
+    return Manager(pool, coordinator)
+
+
 def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[Any] = (), **more: Any) -> Any:
-    """One without requests. groups: managers, one by default. kv_groups: their specifications, for the description."""
+    """One without requests. groups: managers, one by default. kv_groups: their specifications, for the description.
+
+    Its pass does what a test has put in `within`, and then gives out `plan`. The connector keeps the blocks of `keeps`.
+    """
     config = SimpleNamespace(
         model_config=SimpleNamespace(model="meta/llama", served_model_name=None, max_model_len=4096),
         cache_config=SimpleNamespace(enable_prefix_caching=True),
@@ -148,17 +193,19 @@ def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[
             self.block_size, self.max_model_len = 16, 4096
             self.max_num_scheduled_tokens, self.max_num_running_reqs = 512, 8
             self.kv_cache_config = SimpleNamespace(kv_cache_groups=list(kv_groups))
-            self.kv_cache_manager = SimpleNamespace(block_pool=pool, coordinator=coordinator, enable_caching=True)
+            self.kv_cache_manager = _manager(pool, coordinator)
             self.requests: dict[str, Any] = {}
             self.running: list[Any] = []
-            self.waiting: list[Any] = []
-            self.plan = Output({})
+            self.waiting = Queue()
+            self.plan, self.within = Output({}), lambda: None
+            self.keeps: set[str] = set()
 
         def add_request(self, request: Any) -> None:
             self.requests[request.request_id] = request
             self.waiting.append(request)
 
         def schedule(self) -> Output:
+            self.within()
             for one in self.plan.scheduled_new_reqs:
                 self.waiting.remove(self.requests[one.req_id])
                 self.running.append(self.requests[one.req_id])
@@ -167,6 +214,23 @@ def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[
             return self.plan
 
         def update_from_output(self, scheduler_output: Output, model_runner_output: Any) -> None: ...
+
+        def _try_schedule_encoder_inputs(self, request: Any, tokens: int) -> tuple[list[int], int, int]:
+            return [], tokens, 0
+
+        def finish_requests(self, request_id: str) -> None:
+            self.requests[request_id].status.name = "FINISHED_ABORTED"
+            self._free_request(self.requests[request_id])
+
+        def _free_request(self, request: Any) -> None:
+            if request.request_id not in self.keeps:
+                self._free_blocks(request)
+
+        def _free_blocks(self, request: Any) -> None:
+            self.kv_cache_manager.group.free(request.request_id, pool)
+            del self.requests[request.request_id]
+
+        def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None: ...
 
     made = Scheduler()
     vars(made).update(more)
@@ -187,6 +251,10 @@ class Probed:
     def drain(self) -> EngineLedger:
         """The ledger, with all that happened until now."""
         self.probe.flush()
+        return self.received()
+
+    def received(self) -> EngineLedger:
+        """The ledger, with what the probe has handed over by itself."""
         for batch in self.packer.pack():
             self.ledger.apply(decode(encode(batch)))
         assert not self.probe.hooks.errors
@@ -194,7 +262,17 @@ class Probed:
 
     def step(self, tokens: dict[str, int], *new: str, seconds: float = 1.0) -> None:
         """A pass that gives these tokens, and the end of its step."""
-        self.scheduler.plan = Output(tokens, [SimpleNamespace(req_id=name) for name in new])
-        output = self.scheduler.schedule()
+        output = self.launch(tokens, *new)
         self.clock.sleep(seconds)
         self.scheduler.update_from_output(output, None)
+
+    def launch(self, tokens: dict[str, int], *new: str) -> Output:
+        """The pass alone."""
+        self.scheduler.plan = Output(tokens, [SimpleNamespace(req_id=name) for name in new])
+        output: Output = self.scheduler.schedule()
+        return output
+
+    def arrive(self, name: str, **more: Any) -> Any:
+        """A request reaches the scheduler."""
+        self.scheduler.add_request(request(name, **more))
+        return self.scheduler.requests[name]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.events.kinds import Kind
+from kvscope.monitor.events.kinds import Kind, Release, Status
 from kvscope.monitor.probes.vllm.blocks_needed import BlocksNeeded
 from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
 from kvscope.monitor.probes.vllm.queue_check import CHECKS
@@ -109,16 +109,16 @@ def spec(kind: str, **attributes: Any) -> Any:
     ("one", "blocks"),
     [
         (spec("FullAttentionSpec"), 250),
-        (spec("FullAttentionSpec", sliding_window=64), 250),  # with the hybrid manager off
-        (spec("SlidingWindowSpec", sliding_window=64), 37),
-        (spec("ChunkedLocalAttentionSpec", attention_chunk_size=64), 37),
+        (spec("FullAttentionSpec", sliding_window=66), 250),  # with the hybrid manager off
+        (spec("SlidingWindowSpec", sliding_window=66), 38),
+        (spec("ChunkedLocalAttentionSpec", attention_chunk_size=66), 38),
         (spec("MambaSpec", mamba_cache_mode="none"), 1),
         (spec("MambaSpec", mamba_cache_mode="align"), 2),
         (spec("MambaSpec", mamba_cache_mode="all"), 250),
     ],
 )
 def test_a_prompt_never_holds_more_blocks_than_its_layers_keep(one: Any, blocks: int) -> None:
-    """4,000 tokens in blocks of 16. 64 tokens and a step of 512 are in 36 blocks, or 37 where they begin within one."""
+    """4,000 tokens in blocks of 16. 65 tokens before a step of 512 are in 37 blocks, or 38 if they begin within one."""
     assert BlocksNeeded(scheduler(groups=[group(spec=one)])).from_scratch(4_000) == blocks
 
 
@@ -143,17 +143,55 @@ def steps(probed: Probed) -> list[tuple[list[int], list[int]]]:
     return [(event.ids, event.args[2:]) for event in events if event.kind == Kind.STEP_LAUNCHED]
 
 
-def test_a_step_in_which_all_decode_has_a_token_of_each() -> None:
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("seconds", [0.001, 1.0])
+def test_a_step_in_which_all_decode_has_the_tokens_of_each(drafts: int, seconds: float) -> None:
+    """Its events are written with those of other steps where steps are short."""
+    probed, each = Probed(scheduler()), 1 + drafts
+    requests = [probed.arrive(name) for name in ("a", "b")]
+    probed.step({"a": 10, "b": 10}, "a", "b", seconds=seconds)
+    for one in requests:
+        one.num_output_tokens = 1
+    for _ in range(4):
+        probed.step({"a": each, "b": each}, seconds=seconds)
+    probed.step({"b": 1}, seconds=seconds)
+    assert steps(probed) == [([1, 2], [10, 10]), *[([1, 2], [each, each])] * 4, ([2], [1])]
+
+
+def test_a_large_step_is_reported_before_it_runs() -> None:
+    """Usual ones are handed over every 10 ms."""
     probed = Probed(scheduler())
+    probed.arrive("a").num_output_tokens = 1
+    probed.step({"a": 10}, "a", seconds=0.001)
+    probed.step({"a": 1}, seconds=0.001)
+    assert len(probed.received().state.in_flight) == 1, "the first step's end waits for the next batch"
+    probed.arrive("b")
+    probed.launch({"a": 1, "b": 400}, "b")
+    assert [step.step for step in probed.received().state.in_flight.values()] == [2]
+
+
+def test_in_a_pause_the_end_of_a_step_is_reported_at_once() -> None:
+    """No pass may follow."""
+    probed = Probed(scheduler(_pause_state=SimpleNamespace(name="PAUSED_ALL")))
+    probed.arrive("a").num_output_tokens = 1
+    probed.step({"a": 10}, "a", seconds=0.001)
+    assert not probed.received().state.in_flight
+
+
+def test_events_between_two_passes_have_their_own_time() -> None:
+    made = scheduler()
+    probed, pool = Probed(made), made.kv_cache_manager.block_pool
     for name in ("a", "b"):
-        probed.scheduler.add_request(request(name))
+        probed.arrive(name)
+        made.kv_cache_manager.group.allocate(name, pool, 1)
     probed.step({"a": 10, "b": 10}, "a", "b")
-    for name in ("a", "b"):
-        probed.scheduler.requests[name].num_output_tokens = 1
-    for _ in range(2):
-        probed.step({"a": 1, "b": 1})
-    probed.step({"b": 1})
-    assert steps(probed) == [([1, 2], [10, 10]), ([1, 2], [1, 1]), ([1, 2], [1, 1]), ([2], [1])]
+    probed.clock.sleep(5)
+    (pinned,) = pool.get_new_blocks(1)
+    at_ns = probed.clock.monotonic_ns()
+    assert probed.drain().state.pinned == {pinned.block_id: at_ns}
+    probed.clock.sleep(5)
+    made.finish_requests("a")
+    assert [record.finished_ns for record in probed.drain().ended] == [at_ns + 5 * 10**9]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +252,7 @@ def test_a_block_freed_once_too_often_by_no_request_is_corruption() -> None:
     made = scheduler()
     probed, pool = Probed(made), made.kv_cache_manager.block_pool
     made.add_request(request("a"))
-    (block,) = made.kv_cache_manager.coordinator.single_type_managers[0].allocate("a", pool, 1)
+    (block,) = made.kv_cache_manager.group.allocate("a", pool, 1)
     pool.free_blocks([block])
     ledger = probed.drain()
     assert ledger.anomalies[0].anomaly.block == block.block_id
@@ -225,8 +263,97 @@ def test_a_reference_that_was_taken_without_the_pool_is_counted_as_missed() -> N
     made = scheduler()
     probed, pool = Probed(made), made.kv_cache_manager.block_pool
     made.add_request(request("a"))
-    (block,) = made.kv_cache_manager.coordinator.single_type_managers[0].allocate("a", pool, 1)
+    (block,) = made.kv_cache_manager.group.allocate("a", pool, 1)
     block.ref_cnt += 1
     pool.free_blocks([block])
     ledger = probed.drain()
     assert (len(ledger.anomalies), len(ledger.losses)) == (0, 1)
+
+
+def test_a_block_that_a_plugin_freed_is_nobodys_pin() -> None:
+    """Its next owner's loss is not taken for an unpinned block."""
+    made = scheduler()
+    probed, pool = Probed(made), made.kv_cache_manager.block_pool
+    pool.free_blocks(pool.get_new_blocks(1))
+    probed.arrive("a")
+    blocks = made.kv_cache_manager.group.allocate("a", pool, 1)
+    pool.free_blocks(blocks)
+    assert "never pinned" not in probed.drain().anomalies[0].anomaly.what
+
+
+def test_after_a_missed_reference_an_audit_finds_no_pin_that_is_gone() -> None:
+    made = scheduler()
+    probed, pool = Probed(made), made.kv_cache_manager.block_pool
+    pool.free_blocks(pool.get_new_blocks(2))
+    probed.arrive("a")
+    (block,) = made.kv_cache_manager.group.allocate("a", pool, 1)
+    block.ref_cnt += 1
+    pool.free_blocks([block])
+    for _ in range(20):
+        probed.step({})
+    ledger = probed.drain()
+    assert not ledger.state.damaged
+    assert (ledger.state.detached, ledger.state.deferrals) == ({}, {})
+    assert ledger.balance().holds
+
+
+def test_blocks_that_wait_for_a_step_are_freed_after_it() -> None:
+    made = scheduler()
+    probed, pool = Probed(made), made.kv_cache_manager.block_pool
+    one = probed.arrive("a")
+    made.kv_cache_manager.group.allocate("a", pool, 2)
+    blocks = made.kv_cache_manager.pop_blocks_for_free(one)
+    state = probed.drain().state
+    assert sorted(state.detached) == sorted(block.block_id for block in blocks)
+    pool.free_blocks(blocks)
+    ledger = probed.drain()
+    assert (ledger.state.detached, ledger.balance().free) == ({}, 19)
+    assert not ledger.anomalies
+    assert not ledger.losses
+
+
+def test_a_moved_prefix_without_a_request_is_counted_as_missed() -> None:
+    made = scheduler()
+    probed, pool = Probed(made), made.kv_cache_manager.block_pool
+    source, copy = pool.get_new_blocks(2)
+    pool.move_block_hashes(source, copy)
+    assert len(probed.drain().losses) == 1
+
+
+# ---------------------------------------------------------------- transfers
+
+
+def test_blocks_that_a_connector_keeps_are_its_own_until_it_has_sent_them() -> None:
+    made = scheduler(keeps={"kept"})
+    probed, pool = Probed(made), made.kv_cache_manager.block_pool
+    requests = {name: probed.arrive(name) for name in ("kept", "plain")}
+    for name in requests:
+        made.kv_cache_manager.group.allocate(name, pool, 1)
+        made.finish_requests(name)
+    state = probed.drain().state
+    assert [deferral.id for deferral in state.deferrals.values()] == ["kept"]
+    made._free_blocks(requests["kept"])
+    ledger = probed.drain()
+    assert not ledger.state.deferrals
+    assert ledger.state.totals.released == {Release.ABORTED: 1, Release.TRANSFER_DONE: 1}
+
+
+def test_a_request_that_got_blocks_and_no_tokens_waits_for_its_fetch_until_that_is_reported() -> None:
+    made = scheduler()
+    probed = Probed(made)
+    one = probed.arrive("a")
+
+    def fetch() -> None:
+        made.kv_cache_manager.group.allocate("a", made.kv_cache_manager.block_pool, 1)
+        one.status.name = "WAITING_FOR_REMOTE_KVS"
+
+    made.within = fetch
+    probed.step({})
+    made.within = lambda: None
+    record = probed.drain().request("a")
+    assert record is not None
+    assert record.status == Status.WAITING_FOR_REMOTE_KVS
+    made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving=None))
+    assert not probed.drain().request("a").ready_ns  # type: ignore[union-attr]
+    made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving={"a"}))
+    assert probed.drain().request("a").ready_ns  # type: ignore[union-attr]
