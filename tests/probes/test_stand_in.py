@@ -281,20 +281,25 @@ def test_a_block_that_a_plugin_freed_is_nobodys_pin() -> None:
     assert "never pinned" not in probed.drain().anomalies[0].anomaly.what
 
 
-def test_after_a_missed_reference_an_audit_finds_no_pin_that_is_gone() -> None:
+def test_after_a_missed_reference_an_audit_takes_no_lost_block_for_an_earlier_pin() -> None:
+    """A plugin had it and freed it, before the request that loses it."""
     made = scheduler()
-    probed, pool = Probed(made), made.kv_cache_manager.block_pool
+    probed, pool, group = Probed(made), made.kv_cache_manager.block_pool, made.kv_cache_manager.group
     pool.free_blocks(pool.get_new_blocks(2))
-    probed.arrive("a")
-    (block,) = made.kv_cache_manager.group.allocate("a", pool, 1)
-    block.ref_cnt += 1
-    pool.free_blocks([block])
+    for name in ("runs", "loses"):
+        probed.arrive(name)
+        (block,) = group.allocate(name, pool, 1)
+    group.req_to_blocks["loses"].clear()
+    made.finish_requests("loses")
+    (of_first,) = group.req_to_blocks["runs"]
+    of_first.ref_cnt += 1
+    pool.free_blocks([of_first])
     for _ in range(20):
         probed.step({})
     ledger = probed.drain()
-    assert not ledger.state.damaged
-    assert (ledger.state.detached, ledger.state.deferrals) == ({}, {})
+    assert (len(ledger.losses), ledger.state.damaged) == (1, False)
     assert ledger.balance().holds
+    assert ledger.state.unaccounted() == [block.block_id]
 
 
 def test_blocks_that_wait_for_a_step_are_freed_after_it() -> None:
