@@ -270,7 +270,7 @@ def test_a_reference_that_was_taken_without_the_pool_is_counted_as_missed() -> N
     assert (len(ledger.anomalies), len(ledger.losses)) == (0, 1)
 
 
-def test_a_block_that_a_plugin_freed_is_nobodys_pin() -> None:
+def test_a_block_that_a_plugin_freed_is_no_longer_pinned() -> None:
     """Its next owner's loss is not taken for an unpinned block."""
     made = scheduler()
     probed, pool = Probed(made), made.kv_cache_manager.block_pool

@@ -117,7 +117,7 @@ def test_a_forest_that_is_too_large_is_shown_by_its_largest_tree(
     assert ([node.blocks for node in shown.nodes], shown.left_out) == ([largest], 3)
 
 
-def test_a_block_without_a_content_is_nobodys_parent() -> None:
+def test_a_block_that_lost_its_content_is_the_parent_of_none() -> None:
     """The cache dropped the first block of r-1's prompt; r-2 has both contents, and the monitor joined later."""
     scene = Spoken()
     for number, blocks in ((1, [3, 4]), (2, [5, 6])):
