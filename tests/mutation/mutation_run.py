@@ -43,6 +43,7 @@ from tests.mutation.mutant_results import (
 from tests.mutation.mutant_sample import AREAS, ROOT, area_of, files_of, module_of, path_of, sample
 from tests.mutation.mutant_sites import Mutant
 from tests.mutation.reaching_tests import ReachedFunctions, record_reach
+from tests.mutation.review_mutants import REVIEW_MUTANTS
 from tests.mutation.vllm_forks import VllmForks
 from tests.probes import vllm_python
 
@@ -69,7 +70,11 @@ VLLM_TESTS: Final = (
     "tests/probes/test_vllm_bare.py",
 )
 """Those whose runs need vLLM's scheduler and no server."""
-FOLDERS: Final = tuple(f"/{place}" for places in AREAS.values() for place in places)  # imported by links in kvscope/
+FOLDERS: Final = (
+    *(f"/{place}" for places in AREAS.values() for place in places),  # imported by links in kvscope/
+    *sorted({f"/{path_of(one.module).relative_to(ROOT)}" for one in REVIEW_MUTANTS}),
+)
+"""Parts of the paths of the files whose functions are noted: of the areas, and of the review's mutants elsewhere."""
 UNMARKED: Final = "not slow and not prove"
 MOST_TESTS_S: Final = 45.0
 """CPU time of the tests that a mutant is given. One of the probe has those with vLLM besides."""

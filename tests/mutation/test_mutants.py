@@ -18,7 +18,7 @@ from tests.mutation.mutant_fork import MutantFork, next_ended
 from tests.mutation.mutant_results import MutantResult, digest, read_results, share_killed
 from tests.mutation.mutant_sample import AREAS, ROOT, path_of, sample
 from tests.mutation.mutant_sites import mutants_of, mutated_tree
-from tests.mutation.mutation_run import in_a_fork
+from tests.mutation.mutation_run import FOLDERS, in_a_fork
 from tests.mutation.reaching_tests import ReachedFunctions, record_reach
 from tests.mutation.review_mutants import REVIEW_MUTANTS
 from tests.probes.vllm_python import needs_vllm
@@ -63,6 +63,12 @@ def test_a_sample_is_a_third_of_each_area_and_has_those_of_the_review() -> None:
     chosen = sample(60, 1, "")
     assert [sum(area == each for each, _ in chosen) for area in AREAS] == [20, 20, 20]
     assert len({mutant for _, mutant in chosen[: len(REVIEW_MUTANTS)]}) == len(REVIEW_MUTANTS)
+
+
+def test_the_tests_that_reach_each_mutant_of_the_sample_are_noted() -> None:
+    """Those of the review are in other rooms, too."""
+    paths = {str(path_of(mutant.module)) for _, mutant in sample(400, 1, "")}
+    assert [path for path in paths if not any(folder in path for folder in FOLDERS)] == []
 
 
 def test_a_smaller_sample_is_part_of_a_larger() -> None:
