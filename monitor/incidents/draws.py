@@ -28,6 +28,7 @@ from kvscope.monitor.incidents.needed_loads import (
     ADMITTED_IN_CHUNKS,
     FETCHED_AGAIN,
     FILLING_THE_POOL,
+    FLUSHING,
     IDLE_BETWEEN,
     OUTGROWING,
     PARKING,
@@ -269,7 +270,7 @@ def _draw_latencies(sizes: Sizes, longest: int) -> OutsideTimes:
 
 
 def _draw_window(sizes: Sizes) -> int:
-    one_group = PLANNING_MEMORY | OUTGROWING | FILLING_THE_POOL  # whose pool is full to the block
+    one_group = PLANNING_MEMORY | OUTGROWING | FILLING_THE_POOL | FLUSHING  # whose pool is full to the block
     if sizes.engine.get("kv_connector") or sizes.has(one_group) or sizes.rng.random() > 0.2:
         return 0
     return round(log_uniform(sizes.rng, 8, 8192))

@@ -28,6 +28,10 @@ IDLE_BETWEEN: Final = frozenset(("leak.idle-not-polled",))
 SIDE_BY_SIDE: Final = frozenset(("collapse.lockstep",))
 """Some decode while others' prompts are computed."""
 
+LARGE_AMONG_PREFIXES: Final = "load.large-among-prefixes"
+"""Not a fault but a load: now and then two large prompts push out the prefixes that small ones share."""
+FLUSHING: Final = frozenset((LARGE_AMONG_PREFIXES,))
+
 MOST_TOKENS: Final = 300_000
 """Of a pool that is to be filled: half of what all prompts of a brief watch may have."""
 MOST_FETCHED_TOKENS: Final = 60_000
@@ -36,6 +40,8 @@ MOST_BLOCKS_AGAIN: Final = 250
 FEW_FETCHES: Final = 40
 MOST_TOGETHER: Final = 32
 LEAST_TOGETHER: Final = 3
+FEWEST_ENDING: Final = 4
+"""Requests of a wave, of which some leave blocks to be copied."""
 
 
 def size_for_fault(sizes: Sizes) -> None:
@@ -55,6 +61,9 @@ def size_for_fault(sizes: Sizes) -> None:
         _compute_within(sizes, sizes.pool, sizes.full_steps / 12)
     elif sizes.has(IDLE_BETWEEN):
         _end_early(sizes)
+    elif sizes.has(FLUSHING):
+        _bound_pool(sizes, MOST_TOKENS)
+        _compute_within(sizes, sizes.pool, sizes.full_steps / 12)
     elif sizes.has(SIDE_BY_SIDE):
         _run_side_by_side(sizes)
 
@@ -170,10 +179,12 @@ def needed_load(sizes: Sizes, common: Mapping[str, Any], most: int, duty: float)
     if sizes.has(IDLE_BETWEEN):
         waves = sizes.rng.randint(1, 3)
         chunks = -(-sizes.prompt // sizes.budget)
-        clients = max(1, min(together, most // waves, sizes.steps // (12 * waves * chunks)))
+        clients = max(FEWEST_ENDING, min(together, most // waves, sizes.steps // (12 * waves * chunks)))
         return _waves(clients, waves, {**common, "until_s": until_s / 2})
     if sizes.has(PARKING):
         return Clients("p", rate=6 / until_s, **{**common, "until_s": until_s / 3})
+    if sizes.has(FLUSHING):
+        return _sharing_prefixes(sizes, common)
     if sizes.has(FETCHED_AGAIN) and sizes.rng.random() < 0.6:  # few enough for a fetch to end while none runs
         return Clients("p", rate=6 / until_s, **common)
     if not sizes.has(FILLING_THE_POOL | ADMITTED_IN_CHUNKS | SIDE_BY_SIDE):
@@ -204,7 +215,29 @@ def needed_clients(sizes: Sizes, seconds: float) -> list[Clients]:
         return [_endless(sizes, seconds)]
     if sizes.has(PARKING):
         return _parking(sizes, seconds)
+    if sizes.has(FLUSHING):
+        return [_large_ones(sizes, seconds)]
     return _fetched_again(sizes, seconds) if sizes.has(FETCHED_AGAIN) else []
+
+
+def _sharing_prefixes(sizes: Sizes, common: Mapping[str, Any]) -> Clients:
+    """Return clients whose few prefixes have room in the pool, beside all that runs."""
+    rng, size = sizes.rng, sizes.block_size
+    prefixes = rng.randint(1, 5)
+    prefix = max(1, round(log_uniform(rng, 1, (sizes.blocks - 1) / (3 * prefixes)))) * size
+    rate = min(60 / common["until_s"], 0.15 / sizes.step_s)
+    habits = {"priority": common["priority"]} if "priority" in common else {}
+    shared: dict[str, Any] = {"prefixes": prefixes, "prefix": prefix, "family": "f", **habits}
+    return Clients("p", rate=rate, until_s=common["until_s"], prompt=(1, 2 * size), output=(1, 6), **shared)
+
+
+def _large_ones(sizes: Sizes, seconds: float) -> Clients:
+    """Return prompts of which two fill the pool more than once, so that neither leaves room for what was cached."""
+    rng = sizes.rng
+    pairs = rng.randint(1, 4)
+    times = tuple(seconds * (0.25 + 0.5 * n / pairs) for n in range(pairs) for _ in range(2))
+    most = max(1, int(0.9 * sizes.pool))
+    return Clients("large", times=times, prompt=(max(1, int(0.6 * sizes.pool)), most), output=(1, 3))
 
 
 def _endless(sizes: Sizes, seconds: float) -> Clients:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvscope.monitor.incidents.needed_loads import LARGE_AMONG_PREFIXES
+
 VLLM_ISSUES: Final = "https://github.com/vllm-project/vllm/issues/"
 NEWEST_RELEASE: Final = (99,)
 FENCED: Final = (0, 24)
@@ -17,11 +19,14 @@ FENCED: Final = (0, 24)
 
 @dataclass(frozen=True)
 class VllmFault:
-    """A fault. draws_like: the code of `engine.faults` whose engine and load it needs, empty for any.
+    """A fault. draws_like: the code of `engine.faults` whose engine and load it needs, or a load of `needed_loads`,
+    empty for any.
 
     report: the public report of the defect, empty for one that only the lab makes. since, until: the releases that have
     the mechanism. fetches, keeps, lease: what the connector does. beyond_pool: max_model_len may exceed the pool.
-    asynchronous: the engine schedules a step ahead, or not; None: as drawn.
+    asynchronous: the engine schedules a step ahead, or not; None: as drawn. prefixes: the same of its prefix cache.
+    reserves: what is admitted has room for all of its prompt. fewer_blocks: so many less than drawn.
+    mixed: not for its turn only, which keeps the mixed runs of a seed as they were before it was added.
     """
 
     name: str
@@ -34,6 +39,10 @@ class VllmFault:
     lease: bool = False
     beyond_pool: bool = False
     asynchronous: bool | None = None
+    prefixes: bool | None = None
+    reserves: bool = True
+    fewer_blocks: int = 0
+    mixed: bool = True
 
 
 def release_tuple(release: str) -> tuple[int, ...]:
@@ -58,11 +67,11 @@ _TABLE: Final = (
     VllmFault("grammar-never-compiled", "stuck.grammar", _issue(45012)),
     VllmFault("load-never-promoted", "stuck.promotion-starved", _issue(53130), (0, 18), fetches=True),
     VllmFault("larger-than-pool", "stuck.never-fits", _issue(39734), beyond_pool=True),
-    VllmFault("preempts-itself", "stuck.self-preempt", _issue(52520), beyond_pool=True),
-    VllmFault("chunks-admitted-without-room", "thrash.preemption", _issue(37307), (0, 19)),
+    VllmFault("preempts-itself", "stuck.self-preempt", _issue(52520), beyond_pool=True, prefixes=False, reserves=False),
+    VllmFault("chunks-admitted-without-room", "thrash.preemption", _issue(37307), (0, 19), reserves=False),
     VllmFault("zero-tokens", "", _issue(55427), asynchronous=False),
     VllmFault("heavy-head", "stuck.head-of-line", _issue(31731)),
-    VllmFault("cache-flushed", "collapse.cache-flushed", _issue(24394)),
+    VllmFault("cache-flushed", LARGE_AMONG_PREFIXES, _issue(24394), prefixes=True),
     VllmFault("step-hangs", "stuck.engine-stalled", _issue(56816)),
     VllmFault("counter-drifts", "", "https://github.com/vllm-project/vllm-ascend/issues/10048"),
     VllmFault("abort-skips-free", "leak.unaccounted", "https://github.com/sgl-project/sglang/issues/6258"),
@@ -71,5 +80,17 @@ _TABLE: Final = (
     VllmFault("lost-from-queue"),
     VllmFault("alike-requests", "collapse.lockstep"),
     VllmFault("pool-too-small", "thrash.preemption"),
+    VllmFault(
+        "preempts-behind-fence", "thrash.cascade", _issue(49674), (0, 24), fetches=True, asynchronous=True, mixed=False
+    ),
+    VllmFault(
+        "loads-hold-the-pool",
+        "stuck.parked-loads",
+        _issue(45388),
+        fetches=True,
+        reserves=False,
+        fewer_blocks=1,
+        mixed=False,
+    ),
 )
 FAULT_TABLE: Final = {fault.name: fault for fault in _TABLE}

@@ -78,7 +78,7 @@ def draw_vllm_run(
     version = release_tuple(release)
     chosen: VllmFault | None = None
     if fault is None:
-        candidates = faults_of(version)
+        candidates = [each for each in faults_of(version) if each.mixed]
         drawn = rng.random() >= HEALTHY_SHARE
         chosen = candidates[number % len(candidates)] if drawn else None
     elif fault:
@@ -110,8 +110,10 @@ def _within_vllm(base: Draw, fault: VllmFault | None) -> Draw:
     """Return the draw with what vLLM's releases take."""
     engine = dict(base.engine)
     engine["num_gpu_blocks_override"] = min(engine["num_gpu_blocks_override"], MOST_VLLM_BLOCKS)
-    if fault is not None and fault.asynchronous is not None:
-        engine["async_scheduling"] = fault.asynchronous
+    if fault is not None:
+        engine["num_gpu_blocks_override"] -= fault.fewer_blocks
+        for key, wanted in (("async_scheduling", fault.asynchronous), ("enable_prefix_caching", fault.prefixes)):
+            engine[key] = engine[key] if wanted is None else wanted
     pool = (engine["num_gpu_blocks_override"] - 1) * engine["block_size"]
     longest = base.max_model_len
     if fault is None or not fault.beyond_pool:

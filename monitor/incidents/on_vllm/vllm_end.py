@@ -143,8 +143,8 @@ class VllmRun:
             places[name] = "waiting"
         for request in living:
             name = request.request_id
-            preempted = witness.preemptions[name] - self._preemptions.get(name, 0)
-            since_s = witness.moved_s[name]
+            preempted = 0 if engine.hangs else witness.preemptions[name] - self._preemptions.get(name, 0)
+            since_s = witness.furthest[name][1] if preempted and name in witness.furthest else witness.moved_s[name]
             if places[name] == "remote":
                 since_s = max(since_s, engine.other.fetching_s.get(name, 0.0) - witness.began_s)
             if places[name] == "lost":  # a step that was in flight may have moved it since
@@ -156,7 +156,7 @@ class VllmRun:
                 witness.blocks_of(name),
                 witness.blocks_needed(request),
                 engine.other.loading.get(name, False),
-                0 if engine.hangs else preempted,
+                preempted,
                 witness.arrived[name],
                 witness.least_blocks(request.num_prompt_tokens),
             )

@@ -23,6 +23,7 @@ from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.events.wire import Batch, encode
 from kvscope.monitor.incidents.drain_limits import empty_pass_s
 from kvscope.monitor.incidents.on_vllm.cache_groups import cache_config, takes
+from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE
 from kvscope.monitor.incidents.on_vllm.scheduler_maker import configured, save_config, scheduler_of
 from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
 from kvscope.monitor.incidents.on_vllm.vllm_outside import CompilerStandIn, ModelStandIn, OtherEngine
@@ -376,7 +377,7 @@ def _make_scheduler(draw: VllmDraw, model: Path) -> tuple[Any, Any]:
     )
     config.cache_config.num_gpu_blocks = blocks
     config.scheduler_config.async_scheduling = engine["async_scheduling"]  # vLLM itself never has it on the CPU
-    if draw.fault in ("chunks-admitted-without-room", "preempts-itself"):
+    if draw.fault and not FAULT_TABLE[draw.fault].reserves:
         config.scheduler_config.scheduler_reserve_full_isl = False
     scheduler, hasher = scheduler_of(config, cache_config(groups, blocks, size, draw.drafts))
     return scheduler, hasher

@@ -84,6 +84,26 @@ class Breaker:
         self.vllm.defer_block_free = True
         self.vllm._drain_deferred_frees = lambda: None
 
+    def preempts_behind_fence(self) -> None:
+        """Preempt requests whose blocks a step in flight still fences, so that more follow: vLLM #49674."""
+        self.vllm.defer_block_free = True
+        can_be_freed = getattr(self.vllm, "_request_blocks_can_be_freed", None)
+        if can_be_freed is None:
+            return  # releases before the fix
+        free = self.vllm._free_request_blocks
+
+        def free_as_before(request: Any) -> None:
+            self.vllm._request_blocks_can_be_freed = can_be_freed
+            free(request)
+            self.vllm._request_blocks_can_be_freed = lambda _request: True
+
+        self.vllm._request_blocks_can_be_freed = lambda _request: True
+        self.vllm._free_request_blocks = free_as_before
+
+    def loads_hold_the_pool(self) -> None:
+        """Begin fetches without regard to what those before them still need: vLLM #45388."""
+        self.vllm._inflight_prefill_reserved_blocks = lambda: 0
+
     # ---------------------------------------------------------------- blocks
 
     def freed_twice(self) -> None:

@@ -57,6 +57,8 @@ class VllmWitness:
         self.began_s = engine.now_s
         self.waste = WasteLog()
         self.moved_s: dict[str, float] = {}
+        self.furthest: dict[str, tuple[int, float]] = {}
+        """By request: the most tokens that it ever had computed, and since when. Work done again adds none."""
         self.arrived: dict[str, float] = {}
         self.owed_frees: dict[int, OwedFree] = {}
         self.preemptions: Counter[str] = Counter()
@@ -296,6 +298,10 @@ class VllmWitness:
         if step.plan.total_num_scheduled_tokens:
             self.last_step_s = now_s
         self.moved_s.update(dict.fromkeys(step.plan.num_scheduled_tokens, now_s))
+        for name in step.plan.num_scheduled_tokens:
+            request = self.vllm.requests.get(name)
+            if request is not None and request.num_computed_tokens > self.furthest.get(name, (0, 0.0))[0]:
+                self.furthest[name] = request.num_computed_tokens, now_s
         count = sum(output.status in NATURAL_VLLM_ENDS for output in outputs)
         if count >= 2 and 2 * count > len(self._before):
             self._ended, self._ended_s = count, now_s
