@@ -15,6 +15,8 @@ from kvscope.monitor.probes.vllm.wait_causes import WaitCauses
 
 FLUSH_EVERY_NS: Final = 10_000_000
 """How often, between two steps, notes are written and handed over, and a slice of the audit is read."""
+STEP_NS_A_SLICE: Final = 100_000_000
+"""A longer step is followed by a slice for each of these: a cycle is done within two minutes of steps."""
 PROGRESS_EVERY_NS: Final = 50_000_000
 """How often the tokens of running requests are reported. Batches go out no more often, and the last of one counts."""
 NO_LIMIT: Final = Limit.NONE  # looked up once: a member of an enum is slow to find
@@ -39,7 +41,7 @@ class SchedulerHooks:
         self._pauses = hasattr(state.scheduler, "_pause_state")
         self._next_flush_ns = self._next_progress_ns = 0
         self._stepped_ns = 0
-        """How long the steps since the last slice of the audit took: it gets the same share of long ones."""
+        """How long the steps since the last slice of the audit took."""
         self._usual_tokens = 0
         """A step with more is handed over before it runs: readers know the others' length from steps like them."""
 
@@ -123,7 +125,7 @@ class SchedulerHooks:
             self._next_progress_ns = now + PROGRESS_EVERY_NS
             self._requests.progressed(self._scheduler.running)
         self._emitter.write_notes()
-        self._auditor.slices(self._stepped_ns // FLUSH_EVERY_NS)
+        self._auditor.slices(self._stepped_ns // STEP_NS_A_SLICE)
         self._stepped_ns = 0
         self._emitter.flush()
         self._state.gave_blocks.clear()
