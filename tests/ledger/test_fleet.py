@@ -114,3 +114,19 @@ def test_a_bounded_number_of_bytes_of_the_last_batches_is_kept() -> None:
         fleet.apply(frame)
     assert list(ledger.recent) == lab.frames[-3:]
     assert ledger.recent_bytes == ledger.max_recent_bytes
+
+
+def test_a_floor_is_noted_when_an_engine_drains_and_not_while_it_works() -> None:
+    lab, fleet = Lab(engine=A), Fleet()
+    ledger = fleet.apply(lab.frames[0])
+    at_the_start = ledger.floors.seen
+    for floors in (1, 2):
+        lab.arrive(8, max_tokens=5)
+        while lab.scheduler.has_work:
+            assert len(ledger.floors.seen) == len(at_the_start) + floors - 1
+            lab.step(2.0)
+            fleet.apply(lab.frames[-1])
+        for _ in range(3):
+            lab.step(2.0)
+            fleet.apply(lab.frames[-1])
+        assert len(ledger.floors.seen) == len(at_the_start) + floors
