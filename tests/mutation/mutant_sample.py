@@ -1,8 +1,16 @@
-"""Which mutants to run: a seeded draw, a third each from the detectors, the findings and the probe."""
+"""Which mutants to run: a seeded draw, a third each from the detectors, the findings and the probe.
+
+The draw of the first seed is kept in drawn_sample.jsonl, so that a change of the code leaves it as it is but for the
+mutants of that code: others are drawn in their place.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +24,9 @@ AREAS: Final = {
     "probe": ("monitor/probes",),
 }
 """Places of each area, which are drawn from equally: the findings, and the account that they are judged from."""
+KEPT_SEED: Final = 1
+KEPT_DRAW: Final = Path(__file__).with_name("drawn_sample.jsonl")
+"""A line for each mutant: the place, and what `_identities` yields."""
 
 
 def sample(count: int, seed: int, only: str) -> list[tuple[str, Mutant]]:
@@ -31,8 +42,27 @@ def sample(count: int, seed: int, only: str) -> list[tuple[str, Mutant]]:
 
 def _shuffled(place: str, seed: int) -> list[Mutant]:
     every = [mutant for file in files_of(ROOT / place) for mutant in mutants_of(file, module_of(file))]
+    by_identity = dict(zip(_identities(every), every, strict=True))
+    kept = [by_identity[one] for one in _kept_draw(place) if one in by_identity] if seed == KEPT_SEED else []
     random.Random(f"{seed} {place}").shuffle(every)
-    return every
+    return list(dict.fromkeys((*kept, *every)))
+
+
+@cache
+def _kept_draw(place: str) -> list[tuple[str | int, ...]]:
+    lines = [json.loads(line) for line in KEPT_DRAW.read_text().splitlines()]
+    return [tuple(identity) for drawn_from, *identity in lines if drawn_from == place]
+
+
+def _identities(mutants: Iterable[Mutant]) -> Iterator[tuple[str | int, ...]]:
+    """Yield what tells each apart wherever its line moves: module, function, line of source, change, and which of
+    those alike it is.
+    """
+    seen: Counter[tuple[str, ...]] = Counter()
+    for mutant in mutants:
+        alike = (mutant.module, mutant.function, mutant.source, mutant.text)
+        yield *alike, seen[alike]
+        seen[alike] += 1
 
 
 def _in_turn(draws: list[list[Mutant]]) -> list[Mutant]:

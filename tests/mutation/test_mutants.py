@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import faulthandler
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.mutation import mutant_fork
 from tests.mutation.accepted_mutants import ACCEPTED_MUTANTS
 from tests.mutation.mutant_fork import MutantFork, next_ended
 from tests.mutation.mutant_results import MutantResult, digest, read_results, share_killed
-from tests.mutation.mutant_sample import AREAS, ROOT, path_of, sample
+from tests.mutation.mutant_sample import AREAS, KEPT_DRAW, ROOT, path_of, sample
 from tests.mutation.mutant_sites import mutants_of, mutated_tree
 from tests.mutation.mutation_run import FOLDERS, in_a_fork
 from tests.mutation.reaching_tests import ReachedFunctions, record_reach
@@ -69,6 +70,16 @@ def test_the_tests_that_reach_each_mutant_of_the_sample_are_noted() -> None:
     """Those of the review are in other rooms, too."""
     paths = {str(path_of(mutant.module)) for _, mutant in sample(400, 1, "")}
     assert [path for path in paths if not any(folder in path for folder in FOLDERS)] == []
+
+
+def test_the_kept_draw_stays_where_the_code_does() -> None:
+    """A mutant of code that is gone is drawn anew: few are, or the draw would have to be kept anew."""
+    lines = [json.loads(line) for line in KEPT_DRAW.read_text().splitlines()]
+    kept = {tuple(line[1:5]) for line in lines}
+    chosen = [(mutant.module, mutant.function, mutant.source, mutant.text) for _, mutant in sample(400, 1, "")]
+    assert 0.9 < len([one for one in chosen if one in kept]) / len(chosen) <= 1
+    other = [(mutant.module, mutant.function, mutant.source, mutant.text) for _, mutant in sample(400, 2, "")]
+    assert len([one for one in other if one in kept]) / len(other) < 0.5
 
 
 def test_a_smaller_sample_is_part_of_a_larger() -> None:
