@@ -37,8 +37,8 @@ UNSEEN_TIMES: Final = Threshold(
 UNSEEN_TOGETHER_S: Final = Threshold(
     600,
     "s",
-    "until all together have waited for so long, a slow transfer is as likely: ten minutes are a timeout for most"
-    " clients. Divided by one more than the transfers that ended, since of n + 1 alike one is the longest",
+    "until all together have waited for so long, a slow transfer is as likely as a lost one: ten minutes are a timeout"
+    " for most clients. Divided by one more than the transfers that ended, since of n + 1 alike one is the longest",
 )
 """A threshold of leak.finished-held, and of all waits for a transfer."""
 FEWEST_SEEN: Final = Threshold(
