@@ -42,8 +42,8 @@ LEAKS: Final = (
         Way("chat", {**SMALL, **HOST}, (CHAT,)),
         Way("busy", {**MEDIUM, **HOST}, (BUSY,), ":every=3"),
         Way("urgent", {**FINE, **HOST}, (URGENT, LEAVING), ":after=5:limit=4"),
-        seconds=100,
-        waits_s=60,  # no transfer has shown the pace
+        seconds=250,
+        waits_s=150,  # of four together, where few transfers have shown the pace
         blocks=exactly(affected_blocks),
     ),
     *incident(
@@ -69,8 +69,8 @@ LEAKS: Final = (
         Way("chat", {**SMALL, **HOST}, (CHAT,)),
         Way("busy", {**MEDIUM, **HOST}, (BUSY,), ":after=2"),
         Way("four at once", {**FINE, **HOST}, (Clients(times=(3.0,) * 4, prompt=(60, 60), output=(20, 20)),)),
-        seconds=100,
-        waits_s=60,  # no transfer has shown the pace
+        seconds=250,
+        waits_s=150,  # of four together, where few transfers have shown the pace
         onset=idle_with_deferrals,
         requests=exactly(deferred),
         blocks=exactly(blocks_of(deferred)),
