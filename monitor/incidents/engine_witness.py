@@ -354,16 +354,18 @@ class EngineWitness:
                 self.waste.add("handed-out-in-use", self.now_s, len(used), names, used)
 
     def _looked_up(self, request: Request, prefix: Prefix, *_hits: int) -> None:
-        """Compare what the lookup found with what the pool has and had. A miss is seen only where one group sees
-        everything: elsewhere a window that another group has left behind looks the same.
+        """Compare what the lookup found with what the pool has and had. Of several groups all must have a prefix from
+        its beginning on: a window that has left a part of it behind is no miss.
 
         An evicted block that is fetched from outside counts too: it is brought a second time.
         """
         manager, size = self.engine.manager, self.engine.manager.block_size
         groups = range(len(manager.windows))
-        wanted = request.digests[prefix.num_blocks : (request.num_tokens - 1) // size]
-        there = next((n for n, digest in enumerate(wanted) if manager.pool.find(digest) is None), len(wanted))
-        if there and len(groups) == 1:
+        most = request.digests[: (request.num_tokens - 1) // size]
+        lacks = (any(manager.pool.find(in_group(digest, group)) is None for group in groups) for digest in most)
+        there = next((place for place, lacking in enumerate(lacks) if lacking), len(most)) - prefix.num_blocks
+        wanted = most[prefix.num_blocks :]
+        if there > 0:
             self.waste.add("prefix-missed", self.now_s, there * size, (request.id,))
             wanted = wanted[there:]  # the cache also lost what came behind it
         if not request.num_preemptions:

@@ -38,7 +38,8 @@ class Lookup:
         self.at_s, self.at, self.evictions = account.now_s, at, evictions
         self.first, self.last = hit, (tokens - 1) // account.block_size
         self.blocks, self.preempted = account.needs(request), bool(request.preempted_s)
-        self.missed: set[int] = set()
+        self.missed: dict[int, set[int]] = defaultdict(set)
+        """By place, the groups that had its content."""
         self.gone: dict[int, list[Evicted]] = defaultdict(list)
 
     def leading(self, places: set[int]) -> list[int]:
@@ -144,7 +145,7 @@ class CacheMemory:
         if not 0 <= place < lookup.last:
             return
         if self._was_there(content, lookup.at):
-            lookup.missed.add(place)
+            lookup.missed[place].add(content[0])
         elif content in self._latest and self._latest[content].nth <= lookup.evictions:
             lookup.gone[place].append(self._latest[content])
 
@@ -159,8 +160,9 @@ class CacheMemory:
         found = []
         for number, lookup in [*self._ended, *self._lookups.items()]:
             size = self._account.block_size
-            missed, gone = lookup.leading(lookup.missed), lookup.leading(set(lookup.gone))
-            if missed and self._account.groups == 1:
+            everywhere = {place for place, groups in lookup.missed.items() if len(groups) == self._account.groups}
+            missed, gone = lookup.leading(everywhere), lookup.leading(set(lookup.gone))
+            if missed:
                 found.append(CacheLoss("prefix-missed", lookup.at_s, number, len(missed) * size))
             elif gone and not lookup.preempted:
                 evictions = [one for place in gone for one in lookup.gone[place]]

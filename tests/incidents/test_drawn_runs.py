@@ -184,6 +184,16 @@ def test_a_fault_is_a_harm_and_undone_it_is_none(fault: str, kind: str, engine: 
     assert (sound.unfinished, sound.kept) == ([], [])
 
 
+def test_a_prefix_that_all_groups_have_is_missed_though_one_has_a_window() -> None:
+    """Of 64 tokens at the beginning, a window of 32 leaves half behind. One of 512 reaches them all."""
+    load = (replace(CHAT, prefixes=2, prefix=64),)
+    kinds = [
+        {harm.kind for harm in decide(ended(replace(small(fault, load=load), window=window)))}
+        for fault, window in (("collapse.prefix-hits", 512), ("", 512), ("", 32))
+    ]
+    assert ["prefix-missed" in each for each in kinds] == [True, False, False]
+
+
 TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH, PASSED_OVER = (194, 780), (246, 20261125), (58, 780)
 """Runs of each fault in turn, with their seed. A fetch ends while the engine sleeps: only the next request wakes it.
 The pins of a fetch outlive it while others are fetched. A fetch ends, and the engine, which is busy, is not told.
