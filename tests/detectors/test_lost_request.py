@@ -210,6 +210,33 @@ def test_a_paused_engine_is_not_stalled(mode: EngineMode) -> None:
         assert scene.firing(STALLED)
 
 
+@pytest.mark.parametrize(("seconds", "fires"), [(3, False), (8, True)])
+def test_a_heartbeat_may_overtake_the_end_of_a_long_step(seconds: int, fires: bool) -> None:
+    """Steps take 18 s. After one of them the engine makes no pass, which is no stall until a step is overdue."""
+    scene = Served()
+    scene.arrive(1, [3, 4])
+
+    def beat(step: int) -> None:
+        scene.clock.sleep(1)
+        scene.packer._vitals = lambda: Vitals(step, launched_ns if step >= 0 else 0, 1, 0, 1, 0, 1)
+        scene.watch.feed([decode(encode(scene.packer.heartbeat()))])
+        scene.watch.settle()
+
+    for step in range(1, 4):
+        launched_ns = scene.clock.monotonic_ns()
+        scene.log.step_launched(step, [1], [1])
+        scene.say()
+        for _ in range(18):
+            beat(step)
+        if step < 3:
+            scene.log.step_completed(step, 18_000_000_000, Limit.NONE, -1, -1, -1)
+            scene.log.progressed([1], [8 + step], [step])
+            scene.say()
+    for _ in range(seconds):
+        beat(-1)
+    assert [f.code for f in scene.firing() if f.code == STALLED] == [STALLED] * fires
+
+
 def test_one_second_without_a_pass_is_no_stall() -> None:
     """Its age counts from the last pass, not from the last event."""
     scene = Served()

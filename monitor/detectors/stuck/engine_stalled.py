@@ -325,7 +325,8 @@ def _halt(
         return None  # what they wait for wakes it
     if is_received and ledger.description.engine == "vllm" and not ledger.description.reports_modes:
         return None  # a recording of an earlier probe: the engine may be paused
-    since = max(ledger.state.now_ns, _last_progress(running), ledger.looked_ns)
+    # A heartbeat may overtake the events of a step's end: until the one before it the step was in flight.
+    since = max(ledger.state.now_ns, _last_progress(running), ledger.looked_ns, ledger.beats.other_step_ns)
     return None, since, "no step was launched though there is work"
 
 
