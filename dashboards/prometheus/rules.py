@@ -117,13 +117,14 @@ def _objective_records() -> Iterator[Rule]:
 def _finding_rules() -> Iterator[Rule]:
     """Yield the rules of findings, which fire only after their own pending period. The verdict is a label of
     kvscope_findings and summed away here: an alert must not end and begin again because a likely finding became a
-    confirmed one. The severity is the finding's own, by its harm, and only rises.
+    confirmed one. The severity is the finding's own, by its harm, and only rises. What is information yet alerts
+    nobody.
     """
     for code, entry in CATALOGUE.items():
         if entry.severity != "info":
             yield {
                 "alert": "KvscopeFinding",
-                "expr": f'sum by (engine, code, severity) (kvscope_findings{{code="{code}"}}) > 0',
+                "expr": f'sum by (engine, code, severity) (kvscope_findings{{code="{code}", severity!="info"}}) > 0',
                 "labels": {"code": code, "runbook": runbook(code)},
                 "annotations": {
                     "summary": f"{entry.title} on {{{{ $labels.engine }}}}",

@@ -170,7 +170,7 @@ class WaitGraph:
             moves = _keeps_pace(waits.grammars, still_s, 0)
             compiler = WaitHolder("compiler", "the grammar's compiler", unit="grammars", still_s=still_s, moves=moves)
             return self._made(record, "grammar", 1, compiler)
-        if record.status == Status.WAITING_FOR_REMOTE_KVS and not _waits_its_turn(record):
+        if record.status == Status.WAITING_FOR_REMOTE_KVS and not _stands_behind(record, ledger.head()):
             began_ns = record.fetching_ns or record.since_ns
             still_s = ledger.age_s(waits.fetches.still_since_ns(began_ns))
             moves = None if record.fetch_ended_ns else _keeps_pace(waits.fetches, still_s, len(record.blocks))
@@ -247,10 +247,12 @@ class WaitGraph:
         return False if self.ledger.unpolled_s() > NOT_POLLED_S else moves
 
 
-def _waits_its_turn(record: RequestState) -> bool:
-    """Whether its KV has come, and the scheduler has found it behind the head since. vLLM leaves it in the status of
-    the fetch until its turn.
+def _stands_behind(record: RequestState, head: RequestState | None) -> bool:
+    """Whether its KV has come, and the scheduler has found it behind a head that lacks something since. vLLM leaves it
+    in the status of the fetch until its turn.
     """
+    if head is None or head is record or head.cause == Cause.BEHIND_HEAD:
+        return False
     return bool(record.ready_ns) and record.cause == Cause.BEHIND_HEAD and record.passed_over_at > record.ready_at
 
 

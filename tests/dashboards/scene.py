@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from tests.dashboards.programs import free_port, service_command
 from tests.pages import page, rows, served, whole_page
 
-GRACES = ("--set", "leak.finished-held.grace_s=0.5", "--set", "leak.unaccounted.grace_s=0.5")
+GRACES = tuple(
+    part
+    for setting in ("leak.finished-held.grace_s", "leak.finished-held.unseen_together_s", "leak.unaccounted.grace_s")
+    for part in ("--set", f"{setting}=0.5")
+)
 
 
 def service(events: str, address: str, hook: str) -> list[str]:
