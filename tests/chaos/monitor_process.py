@@ -40,7 +40,7 @@ def main() -> int:
         token=token,
         alerts=alerts,
         data=Path(data),
-        settings=parse_settings(["leak.finished-held.grace_s=0.3"]),
+        settings=parse_settings(["leak.finished-held.grace_s=0.3", "leak.finished-held.unseen_together_s=2"]),
     )
     try:
         return serve(LoadedConfig(config, {}), lambda app, query: None)

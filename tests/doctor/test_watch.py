@@ -95,7 +95,7 @@ def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
                 "--set",
                 "leak.finished-held.grace_s=0.3",
                 "--set",
-                "leak.finished-held.unseen_times=1",
+                "leak.finished-held.unseen_times=0",
                 "--set",
                 "leak.finished-held.lease_s=0.3",
                 "--set",
