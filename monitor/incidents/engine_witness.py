@@ -361,10 +361,10 @@ class EngineWitness:
         """
         manager, size = self.engine.manager, self.engine.manager.block_size
         groups = range(len(manager.windows))
-        most = request.digests[: (request.num_tokens - 1) // size]
-        lacks = (any(manager.pool.find(in_group(digest, group)) is None for group in groups) for digest in most)
-        there = next((place for place, lacking in enumerate(lacks) if lacking), len(most)) - prefix.num_blocks
-        wanted = most[prefix.num_blocks :]
+        prompt = request.digests[: (request.num_tokens - 1) // size]
+        lacks = (any(manager.pool.find(in_group(digest, group)) is None for group in groups) for digest in prompt)
+        there = next((place for place, lacking in enumerate(lacks) if lacking), len(prompt)) - prefix.num_blocks
+        wanted = prompt[prefix.num_blocks :]
         if there > 0:
             self.waste.add("prefix-missed", self.now_s, there * size, (request.id,))
             wanted = wanted[there:]  # the cache also lost what came behind it
