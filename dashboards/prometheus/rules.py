@@ -117,8 +117,8 @@ def _objective_records() -> Iterator[Rule]:
 def _finding_rules() -> Iterator[Rule]:
     """Yield the rules of findings, which fire only after their own pending period. The verdict is a label of
     kvscope_findings and summed away here: an alert must not end and begin again because a likely finding became a
-    confirmed one. The severity is the finding's own, by its harm, and only rises. What is information yet alerts
-    nobody.
+    confirmed one. The severity is the finding's own, by its harm, and only rises. One of severity info raises no
+    alert.
     """
     for code, entry in CATALOGUE.items():
         if entry.severity != "info":

@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from kvscope.monitor.events.kinds import Cause, Holder, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.living_requests import was_found_behind
 from kvscope.monitor.state.outside_waits import WaitHistory
 from kvscope.monitor.state.records import Deferral, RequestState
 
@@ -248,12 +249,11 @@ class WaitGraph:
 
 
 def _stands_behind(record: RequestState, head: RequestState | None) -> bool:
-    """Whether its KV has come, and the scheduler has found it behind a head that lacks something since. vLLM leaves it
-    in the status of the fetch until its turn.
+    """Whether it waits for its turn behind a head that lacks something itself. vLLM leaves it in the status of its
+    fetch until then.
     """
-    if head is None or head is record or head.cause == Cause.BEHIND_HEAD:
-        return False
-    return bool(record.ready_ns) and record.cause == Cause.BEHIND_HEAD and record.passed_over_at > record.ready_at
+    lacks = head is not None and head is not record and head.cause != Cause.BEHIND_HEAD
+    return lacks and was_found_behind(record)
 
 
 def _keeps_pace(history: WaitHistory, still_s: float, blocks: int) -> bool | None:

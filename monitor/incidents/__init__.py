@@ -6,7 +6,7 @@ scenarios/         the table: which fault, on which engine, under which load, fo
 lab_run.py         one run: the engine in virtual time, its events as bytes, the monitor's findings, and the verdict
 lab_report.py      many runs, and their results
 trial.py           one drawn engine and load, judged by the truth (truth/, trial_batch.py: many of them)
-needed_loads.py    engines and loads that some faults need to do harm
+draws.py           engines and loads drawn at random (draw_sizes.py: their bounds; needed_loads.py: what faults need)
 accuracy.py        the results of trials: recall, precision, time to finding
 on_vllm/           the same with vLLM's own scheduler
 

@@ -333,9 +333,8 @@ def _special_clients(sizes: Sizes, seconds: float) -> tuple[Clients, ...]:
     """Clients that a fault needs to have a chance, beside the others."""
     rng, pool = sizes.rng, sizes.pool
     found = needed_clients(sizes, seconds)
-    if sizes.has(
-        FETCHING - PARKING - FETCHED_AGAIN
-    ):  # more beginnings than the pool keeps: they are fetched from the host again
+    # More beginnings than the pool keeps: they are fetched from the host again.
+    if sizes.has(FETCHING - PARKING - FETCHED_AGAIN):
         prefix = min(max(sizes.block_size, pool // 6), sizes.watched.prompt_tokens // 60)
         rate = min(60 / seconds, 0.2 / sizes.step_s)
         own = max(1, sizes.block_size)

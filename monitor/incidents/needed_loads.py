@@ -36,7 +36,7 @@ MOST_TOKENS: Final = 300_000
 """Of a pool that is to be filled: half of what all prompts of a brief watch may have."""
 MOST_FETCHED_TOKENS: Final = 60_000
 MOST_BLOCKS_AGAIN: Final = 250
-"""Blocks of a step that are taken and given back without end, for hundreds of steps of a run."""
+"""Blocks that a step allocates in vain: a request that preempts itself does so in hundreds of steps of a run."""
 FEW_FETCHES: Final = 40
 MOST_TOGETHER: Final = 32
 LEAST_TOGETHER: Final = 3

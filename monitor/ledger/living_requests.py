@@ -50,6 +50,11 @@ def is_outside(record: RequestState) -> bool:
     return record.status in _OUTSIDE
 
 
+def was_found_behind(record: RequestState) -> bool:
+    """Return whether what it waited for has come, and the scheduler has found it behind the head since."""
+    return bool(record.ready_ns) and record.cause == _IS_BEHIND and record.passed_over_at > record.ready_at
+
+
 def was_left_out(record: RequestState, head: RequestState) -> bool:
     """Return whether the scheduler tries `head` though this one is as urgent and is ready: it was before the head
     arrived, or came before the head and was ready when the head was last refused. Not if the engine reports since that
@@ -57,7 +62,7 @@ def was_left_out(record: RequestState, head: RequestState) -> bool:
     """
     if not record.ready_ns or head.preemptions or head.priority < record.priority:
         return False
-    if record.cause == _IS_BEHIND and record.passed_over_at > record.ready_at:
+    if was_found_behind(record):
         return False
     came_before = (record.arrived_ns, record.number) < (head.arrived_ns, head.number)
     return head.arrived_ns > record.ready_ns or (came_before and head.passed_over_at > record.ready_at)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, pairwise, takewhile
 
-import msgspec
-
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
@@ -48,9 +46,9 @@ class LostRequest(Detector[Judgement]):
         reported = [record for record in (*living.running, *living.waiting) if record.not_queued_ns]
         if reported:
             lost = [record for record in reported if not _may_be_in_a_step(ledger, record)]
-            since = ledger.wall(min(record.not_queued_ns for record in lost or reported))
-            judged = self._judged(ledger, lost or reported, len(lost or reported), since, exact=True)
-            yield judged if lost else msgspec.structs.replace(judged, pending=True)
+            named = lost or reported
+            since = ledger.wall(min(record.not_queued_ns for record in named))
+            yield self._judged(ledger, named, len(named), since, exact=True, may_end=not lost)
             return
         count = round(settings(self.heartbeats))
         missing = self._missing(ledger, count)
@@ -74,8 +72,18 @@ class LostRequest(Detector[Judgement]):
         points = list(takewhile(lambda point: point.at_ns >= since, reversed(ledger.points)))[::-1]
         return min(_fewest_unfinished(points, beat) - beat.requests for beat in beats)
 
-    def _judged(self, ledger: EngineLedger, lost: list[RequestState], count: int, since: int, exact: bool) -> Judgement:
-        """since: when they were in no queue at the latest. Before that a request may have run like any other."""
+    def _judged(
+        self,
+        ledger: EngineLedger,
+        lost: list[RequestState],
+        count: int,
+        since: int,
+        exact: bool,
+        may_end: bool = False,
+    ) -> Judgement:
+        """since: when they were in no queue at the latest. Before that a request may have run like any other. may_end:
+        a step in flight may end them.
+        """
         state, at = ledger.state, ledger.at
         blocks = sorted({block for record in lost for block in record.blocks})
         beat = state.heartbeat
@@ -86,7 +94,7 @@ class LostRequest(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="confirmed" if exact and not state.damaged else "likely",
-            pending=not all(map(state.is_certain_request, lost)),
+            pending=may_end or not all(map(state.is_certain_request, lost)),
             since_ns=since,
             position=at(*(record.not_queued_at for record in lost), state.places.heartbeat),
             requests=tuple(record.id for record in lost),
