@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links at the site's pages, and name files that the site does not have."""
     boost = next((boost for start, boost in SEARCH_BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
-    page.meta.setdefault("search", {"boost": boost})
+    page.meta.setdefault("search", {"exclude": True} if _is_of_run(page.file.src_uri) else {"boost": boost})
     is_of_root = page.file.src_uri in {name.lower() for name in ROOT_PAGES}
     folder = "" if is_of_root else posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     parts = FENCED.split(markdown)
@@ -106,8 +106,13 @@ def _runbooks(docs: Path) -> list[Any]:
 
 def _measured_runs(docs: Path) -> list[Any]:
     """Return the pages of docs/accuracy that a program wrote: one for each seed and engine."""
-    return [f"accuracy/{path.name}" for path in sorted((docs / "accuracy").glob("*-*.md")) if _is_run(path.name)]
+    return [
+        f"accuracy/{path.name}"
+        for path in sorted((docs / "accuracy").glob("*-*.md"))
+        if _is_of_run(f"accuracy/{path.name}")
+    ]
 
 
-def _is_run(name: str) -> bool:
-    return name.startswith(("own-", "vllm-"))
+def _is_of_run(path: str) -> bool:
+    """Return whether a page lists what one measured run found: a search for its words wants an explanation instead."""
+    return path.startswith(("accuracy/own-", "accuracy/vllm-"))

@@ -28,7 +28,7 @@ def main() -> int:
         schedule=SCHEDULE,
         path=Path(outbox),
     )
-    settings = parse_settings(["leak.finished-held.grace_s=0.3"])
+    settings = parse_settings(["leak.finished-held.grace_s=0.3", "leak.finished-held.unseen_together_s=2"])
     config = ServiceConfig(tuple(events), port=0, alerts=alerts, settings=settings)
     return serve(LoadedConfig(config, {}), lambda app, query: None)
 
