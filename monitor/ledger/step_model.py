@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain, combinations
 from typing import Final
 
 from kvscope.monitor.state.step_times import LEAST_SECONDS, StepWork
 
 TERMS: Final = 4
 _REWEIGHTINGS: Final = 4
-_SWEEPS: Final = 100
 _HUBER: Final = 1.345
 """The usual constant of Huber's estimator: 95 % of the efficiency of least squares if errors are Gaussian."""
 _MAD_TO_SIGMA: Final = 1.4826
 _LEAST_JITTER: Final = 0.01
 _RIDGE: Final = 1e-6
 """A ridge for terms scaled to 1: a direction that no step shows may be a thousand times as uncertain as one step."""
+_SINGULAR: Final = 1e-9
+"""Of a term scaled to 1, what is left of it beside others. What is less is rounding: it always came with them."""
+_LEAST_GAIN: Final = 1e-9
+"""The least share of all squares that a set of terms explains more than a smaller one."""
 
 
 class StepModel:
@@ -80,27 +84,38 @@ def _sigma(errors: Sequence[float]) -> float:
 
 
 def _least_squares(rows: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> list[float]:
-    """Return the coefficients >= 0 of least weighted squares, by coordinate descent. What earlier terms explain is
-    theirs.
+    """Return the coefficients >= 0 of least weighted squares: of all sets of terms, that which explains most.
+
+    A larger set, or one of later terms, has to explain more than those before it: what these explain is theirs.
     """
-    gram = [[0.0] * TERMS for _ in range(TERMS)]
-    moments = [0.0] * TERMS
+    gram, scale = _scaled_gram([(terms, weight) for (terms, _), weight in zip(rows, weights, strict=True)])
+    seen = [i for i in range(TERMS) if scale[i]]
+    moments, squares = [0.0] * TERMS, 0.0
     for (terms, seconds), weight in zip(rows, weights, strict=True):
-        for i, term in enumerate(terms):
-            weighted = weight * term
-            moments[i] += weighted * seconds
-            for j in range(i, TERMS):
-                gram[i][j] += weighted * terms[j]
-    for i in range(TERMS):
-        for j in range(i):
-            gram[i][j] = gram[j][i]
-    found = [0.0] * TERMS
-    for _ in range(_SWEEPS):
-        for i in range(TERMS):
-            if gram[i][i]:
-                rest = sum(gram[i][j] * found[j] for j in range(TERMS) if j != i)
-                found[i] = max((moments[i] - rest) / gram[i][i], 0.0)
+        squares += weight * seconds**2
+        for i in seen:
+            moments[i] += weight * seconds * terms[i] / scale[i]
+    found, explained = [0.0] * TERMS, 0.0
+    for chosen in chain.from_iterable(combinations(seen, size) for size in range(1, len(seen) + 1)):
+        solved = _eliminated([[*(gram[i][j] for j in chosen), moments[i]] for i in chosen])
+        if not solved or min(value for (value,) in solved) < 0:
+            continue
+        gained = sum(value * moments[i] for i, (value,) in zip(chosen, solved, strict=True))
+        if gained > explained + _LEAST_GAIN * squares:
+            found, explained = [0.0] * TERMS, gained
+            for i, (value,) in zip(chosen, solved, strict=True):
+                found[i] = value / scale[i]
     return found
+
+
+def _scaled_gram(rows: Sequence[tuple[Sequence[float], float]]) -> tuple[list[list[float]], list[float]]:
+    """Return the weighted sums of products of the terms, scaled so that each term's square is 1, and their scales."""
+    gram = [[sum(weight * row[i] * row[j] for row, weight in rows) for j in range(TERMS)] for i in range(TERMS)]
+    scale = [math.sqrt(gram[i][i]) for i in range(TERMS)]
+    return [
+        [gram[i][j] / (scale[i] * scale[j]) if scale[i] and scale[j] else 0.0 for j in range(TERMS)]
+        for i in range(TERMS)
+    ], scale
 
 
 def _covariance(rows: Sequence[tuple[Sequence[float], float]]) -> list[list[float]]:
@@ -108,11 +123,11 @@ def _covariance(rows: Sequence[tuple[Sequence[float], float]]) -> list[list[floa
 
     A term that no step had adds nothing. Terms that always came together are kept apart by a ridge.
     """
-    gram = [[sum(weight * row[i] * row[j] for row, weight in rows) for j in range(TERMS)] for i in range(TERMS)]
-    seen = [i for i in range(TERMS) if gram[i][i]]
-    scale = [math.sqrt(gram[i][i]) if gram[i][i] else 1.0 for i in range(TERMS)]
-    left = [[gram[i][j] / (scale[i] * scale[j]) + (_RIDGE if i == j else 0.0) for j in seen] for i in seen]
-    inverse = _inverse(left)
+    gram, scale = _scaled_gram(rows)
+    seen = [i for i in range(TERMS) if scale[i]]
+    inverse = _eliminated(
+        [[*(gram[i][j] + _RIDGE * (i == j) for j in seen), *(float(i == j) for j in seen)] for i in seen]
+    )
     found = [[0.0] * TERMS for _ in range(TERMS)]
     for row, i in zip(inverse, seen, strict=True):
         for value, j in zip(row, seen, strict=True):
@@ -120,12 +135,13 @@ def _covariance(rows: Sequence[tuple[Sequence[float], float]]) -> list[list[floa
     return found
 
 
-def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the inverse of a positive definite matrix, by elimination."""
-    size = len(matrix)
-    rows = [[*row, *(float(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+def _eliminated(rows: list[list[float]]) -> list[list[float]]:
+    """Return the right sides of equations whose left side is positive definite, solved. Empty if it is singular."""
+    size = len(rows)
     for i in range(size):
         pivot = rows[i][i]
+        if pivot < _SINGULAR:
+            return []
         rows[i] = [value / pivot for value in rows[i]]
         for j in range(size):
             if j != i and rows[j][i]:

@@ -10,6 +10,7 @@ from kvscope.monitor.state.records import RequestState
 
 MAX_STEPS_OF_A_KIND: Final = 128
 MAX_IN_FLIGHT: Final = 64
+MAX_PROMPTS: Final = 4096
 LEAST_SECONDS: Final = 1e-5
 
 
@@ -24,6 +25,17 @@ class StepWork(NamedTuple):
     def terms(self) -> tuple[float, float, float, float]:
         """The model's terms."""
         return 1.0, float(self.tokens), float(self.context), float(self.pairs)
+
+
+class ComputedPrompt(NamedTuple):
+    """The tokens of a request that steps were launched for, from a chunk of its prompt on, and up to which they lead.
+
+    A probe reports now and then how far requests are, and not after each step. preemptions: of the request, then.
+    """
+
+    preemptions: int
+    chunk_end: int
+    reached: int
 
 
 class StepTimes:
@@ -43,6 +55,8 @@ class StepTimes:
         """The work of the step whose launch was received last."""
         self._in_flight: dict[int, tuple[int, StepWork, dict[int, int]]] = {}
         """By step: when it was launched, its work, and its tokens of each request."""
+        self._prompts: dict[int, ComputedPrompt] = {}
+        """By request, until it is reported that the chunk is computed."""
         self._decode: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
         self._prefill: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
 
@@ -57,13 +71,30 @@ class StepTimes:
             computed = record.computed_tokens if record is not None else 0
             for tokens_of in ahead:  # an engine that schedules ahead has not computed these yet
                 computed += tokens_of.get(number, 0)
+            if record is not None and (count > 1 or self._prompts):
+                computed = self._reached(record, computed, count)
             context += computed + count
             if count > 1:
                 pairs += count * (computed + count // 2)
         if len(self._in_flight) >= MAX_IN_FLIGHT:  # their ends were lost
             self._in_flight.clear()
+        if len(self._prompts) > MAX_PROMPTS:
+            self._prompts = {number: known for number, known in self._prompts.items() if number in requests}
         self.last_work = StepWork(sum(tokens), context, pairs)
         self._in_flight[step] = at_ns, self.last_work, dict(zip(ids, tokens, strict=False))
+
+    def _reached(self, record: RequestState, computed: int, count: int) -> int:
+        """Return the tokens that precede the `count` new ones, at least as many as the state knows, `computed`."""
+        known = self._prompts.pop(record.number, None)
+        if known is not None and known.preemptions == record.preemptions and record.computed_tokens < known.chunk_end:
+            computed = max(computed, known.reached)
+        else:
+            known = None
+        if count > 1 and computed + 1 < record.prompt_tokens + record.output_tokens:  # not drafts after its last token
+            known = ComputedPrompt(record.preemptions, computed + count, 0)
+        if known is not None:
+            self._prompts[record.number] = known._replace(reached=computed + count)
+        return computed
 
     def complete(self, step: int, at_ns: int) -> None:
         """Note the end of a step."""

@@ -47,3 +47,17 @@ def test_steps_that_are_all_alike_give_their_own_time_and_say_nothing_of_larger_
     assert model.has_seen_like(StepWork(2, 200, 0))
     assert not model.has_seen_like(StepWork(8192, 8400, 8192 * 4096))
     assert not model.has_seen_like(StepWork(1, 100_000, 0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_sizes_of_context_tell_what_a_third_costs(seed: int) -> None:
+    """Most steps read nearly the same, so that the fixed cost and that of context are hard to tell apart."""
+    rng = random.Random(seed)
+
+    def seconds(work: StepWork) -> float:
+        return 2.4 + 8e-4 * work.context
+
+    works = [StepWork(4, 6600 + n, 0) for n in range(20)] + [StepWork(5, 8300 + n, 0) for n in range(20)]
+    model = StepModel([(work, seconds(work) * math.exp(rng.gauss(0, 0.02))) for work in works])
+    third = StepWork(2, 3300, 0)
+    assert model.expected_s(third) == pytest.approx(seconds(third), rel=0.1)
