@@ -51,6 +51,8 @@ class SecondTruth:
         self._passed_over_s = 0.0
         self._ran_before, self._victims, self._preempted_s = 0, 0, 0.0
         self._ended, self._ended_of, self._ended_s = 0, 0, 0.0
+        self._ran_at_pass = self._joined_in_pass = 0
+        """Requests that ran as the last pass began, and how many more run since then by what passes decide."""
         self._ran_at_step: tuple[int, int] = (0, 0)
         self._left_out: list[RawRequest] = []
         """Requests that the last step gave no next token while it computed prompts, and when that was."""
@@ -102,8 +104,9 @@ class SecondTruth:
         self._note("queued-for-blocks", since_s, len(account.waiting) * passed_s, names)
         waits_for_others = min(account.needs(one) for one in short) <= account.usable
         behind = [one for one in account.waiting.values() if one not in short and waits_for_others]
+        has_place = not account.running or len(account.running) < account.max_num_seqs
         fitting = sum(account.lacks(one) <= account.free for one in behind)
-        if fitting:
+        if fitting and has_place:
             self._note("head-of-line", since_s, fitting * passed_s, names)
 
     # ---------------------------------------------------------------- steps
@@ -116,6 +119,7 @@ class SecondTruth:
             self._note("ended-together", self._ended_s, self._ended)
         if waiting or len(account.running) >= self._ended:
             self._ended = 0
+        self._ran_at_pass, self._joined_in_pass = len(account.running) - self._joined_in_pass, 0
         running = [account.requests[number] for number in account.running]
         self._note_starved()
         self._left_out = []
@@ -163,7 +167,7 @@ class SecondTruth:
             return
         account = self.account
         if account.now_s != self._ended_s or not self._ended:
-            self._ended_s, self._ended, self._ended_of = account.now_s, 0, len(account.running)
+            self._ended_s, self._ended, self._ended_of = account.now_s, 0, self._ran_at_pass
         self._ended += 1
 
     # ---------------------------------------------------------------- work done twice
@@ -174,6 +178,7 @@ class SecondTruth:
         if not self._victims:
             self._ran_before, self._preempted_s = len(account.running), account.now_s
         self._victims += 1
+        self._joined_in_pass -= 1
         computed = max(request.computed, event.args[3])
         lost, lost_s = self._lost.get(number, (0, account.now_s))
         self._lost[number] = max(lost, computed), lost_s
@@ -188,6 +193,7 @@ class SecondTruth:
 
     def _admitted(self, event: Run) -> None:
         start = event.args[0]
+        self._joined_in_pass += 1
         lost, lost_s = self._lost.pop(event.request, (0, 0.0))
         if lost > start and self.account.now_s <= self._watched_s:
             self._note("recomputed-after-preemption", lost_s, lost - start, [event.request])

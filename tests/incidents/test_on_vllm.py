@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvscope.engine.lab.clock import VirtualClock
+from kvscope.monitor.events import journal
+from kvscope.monitor.events.wire import decode
 from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE, release_tuple
 from kvscope.monitor.incidents.on_vllm.fork_server import EpisodeOrder
 from kvscope.monitor.incidents.on_vllm.vllm_draws import MOST_VLLM_BLOCKS, draw_vllm_run, faults_of, vllm_fault_in_turn
@@ -20,6 +22,8 @@ from kvscope.monitor.incidents.on_vllm.vllm_outside import OtherEngine
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
 from kvscope.monitor.incidents.truth.claims import CLAIMS
 from kvscope.monitor.incidents.truth.what_happened import decide
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.step_times import StepWork
 from tests.incidents.checked_runs import RunToCheck
 from tests.incidents.truth_check import RANDOM_SEED, check_run, disagreements
 from tests.probes.vllm_python import PYTHON, needs_vllm
@@ -98,7 +102,9 @@ def test_faults_that_are_not_mixed_leave_the_mixed_runs_as_they_were() -> None:
     drawn = {draw_vllm_run(number, 5, "0.32.0").fault for number in range(120)} - {""}
     assert len(drawn) > 15
     assert all(FAULT_TABLE[name].mixed for name in drawn)
-    assert {"preempts-behind-fence", "loads-hold-the-pool"} == {f.name for f in FAULT_TABLE.values() if not f.mixed}
+    assert {"preempts-behind-fence", "loads-hold-the-pool", "freed-in-a-full-pool"} == {
+        f.name for f in FAULT_TABLE.values() if not f.mixed
+    }
 
 
 EXPECTED = {
@@ -114,6 +120,7 @@ EXPECTED = {
     "preempts-itself": "preempts-itself",
     "loads-hold-the-pool": "waits-with-blocks",
     "preempts-behind-fence": "preempted-behind-fence",
+    "freed-in-a-full-pool": "handed-out-in-use",
 }
 """Faults that cannot fail to show, and the harm that the truth finds."""
 WITH_ABORTS = 7
@@ -234,6 +241,33 @@ def test_a_request_that_the_empty_pool_was_too_small_for_never_fits(tmp_path: Pa
     harms = {harm.kind: harm for harm in decide(episode.drain())}
     assert "p-1" in harms["needs-more-than-the-pool"].requests
     assert "p-2" in harms["waits-behind-another"].requests
+
+
+PROMPTS_AHEAD = 51
+"""A run of seed 20261212 whose steps are launched ahead, long enough that the probe reports requests in each, and read
+much context.
+"""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+def test_the_model_of_its_steps_is_the_one_that_the_draw_knows(tmp_path: Path) -> None:
+    """A prompt is context to the steps that follow, before the probe reports that it is computed."""
+    fault = "freed-in-a-full-pool"
+    VllmEpisode(PROMPTS_AHEAD, 20261212, tmp_path, fault).watch()
+    ledger = EngineLedger("vllm")
+    for payload in journal.read(tmp_path):
+        frame = decode(payload)
+        assert frame is not None
+        ledger.apply(frame)
+    model = ledger.step_model()
+    assert model is not None
+    true = draw_vllm_run(PROMPTS_AHEAD, 20261212, shared_worker().release, fault).base.step_time
+    for running, context in ((1, 1700), (3, 5000), (5, 8300)):
+        seconds = true.base_s + true.per_kv_token_s * context
+        assert model.expected_s(StepWork(running, context, 0)) == pytest.approx(seconds, rel=0.15)
+    assert model.jitter < 1.25 * true.jitter
 
 
 LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_IN_QUEUE = 5889, 88349

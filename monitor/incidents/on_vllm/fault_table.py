@@ -92,5 +92,6 @@ _TABLE: Final = (
         fewer_blocks=1,
         mixed=False,
     ),
+    VllmFault("freed-in-a-full-pool", "corrupt.use-after-free", _issue(33377), mixed=False),
 )
 FAULT_TABLE: Final = {fault.name: fault for fault in _TABLE}

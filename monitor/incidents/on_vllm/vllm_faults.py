@@ -106,10 +106,12 @@ class Breaker:
 
     # ---------------------------------------------------------------- blocks
 
-    def freed_twice(self) -> None:
-        """Free blocks that a running request still has: vLLM #33377."""
+    def freed_twice(self, when_full: bool = False) -> None:
+        """Free blocks that a running request still has: vLLM #33377. when_full: others take the last ones soon."""
 
         def attempt() -> bool:
+            if when_full and self.pool.get_num_free_blocks() > len(self.vllm.running):
+                return False
             for request in self.vllm.running:
                 table = self.manager.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id, ())
                 blocks = [block for block in table if not block.is_null][:2]
@@ -119,6 +121,10 @@ class Breaker:
             return False
 
         self._once(attempt)
+
+    def freed_in_a_full_pool(self) -> None:
+        """Do the same as requests outgrow the pool, so that others soon get the blocks."""
+        self.freed_twice(when_full=True)
 
     def counter_drifts(self) -> None:
         """Let the pool's counter of free blocks differ from its list: vllm-ascend #10048."""
