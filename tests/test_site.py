@@ -159,7 +159,7 @@ def test_a_newcomer_finds_the_answer_by_search_in_two_clicks(question: Question,
     page.goto(f"{url}/index.html")
     page.locator("input.md-search__input").click()
     results = page.locator("a.md-search-result__link")
-    for _ in range(30):  # what is typed before the search has its index is not searched for
+    for _ in range(10):  # until the page has its index
         page.locator("input.md-search__input").fill("")
         page.keyboard.insert_text(question.typed)
         with suppress(AssertionError):
