@@ -131,13 +131,14 @@ def test_four_requests_that_end_together_without_a_preemption_are_a_wave(
 
 
 @pytest.mark.parametrize(
-    ("steps_between", "apart_s", "verdict"), [(1, 0.5, "confirmed"), (6, 0.5, "likely"), (6, 0.0, "confirmed")]
+    ("steps_between", "later_s", "verdict"),
+    [(1, 0.0, "confirmed"), (6, 0.0, "likely"), (6, 0.5, "confirmed"), (6, 2.0, "likely")],
 )
-def test_requests_that_end_over_many_steps_and_did_not_start_together_may_end_so_by_chance(
-    steps_between: int, apart_s: float, verdict: str
+def test_requests_that_end_over_many_steps_and_did_not_run_equally_long_may_end_so_by_chance(
+    steps_between: int, later_s: float, verdict: str
 ) -> None:
     """Two of eight end half a second before the others, steps of half a second or of less lie between."""
-    scene = wave_of_eight(early=2, steps_between=steps_between, apart_s=apart_s)
+    scene = wave_of_eight(early=2, steps_between=steps_between, later_s=later_s)
     (finding,) = scene.firing(LOCKSTEP)
     assert finding.verdict == verdict
     assert ("end as close" in finding.missing) == (verdict == "likely")
@@ -153,18 +154,19 @@ def wave_of_eight(
     after_s: float = 1.0,
     early: int = 0,
     steps_between: int = 1,
-    apart_s: float = 0.0,
+    later_s: float = 0.0,
 ) -> Spoken:
     """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then
     `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of them had until then.
-    `early` end half a second before the others, and so many steps lie between. They come `apart_s` after one another.
+    `early` end half a second before the others, and so many steps lie between. The others come `later_s` after them.
     """
     scene = Spoken(total=81)
     each = blocks // 8
     held = {number: list(range(1 + each * (number - 1), 1 + each * number)) for number in range(1, 9)}
     for number, mine in held.items():
+        if number == early + 1:
+            scene.wait(later_s)
         scene.arrive(number, mine)
-        scene.wait(apart_s)
     for number in range(11, 11 + stay):
         scene.arrive(number, [70 + number - 11])
     for _ in range(12):

@@ -48,8 +48,8 @@ LOCKSTEP_WONT_HELP = (
     "Looking for preemptions: there were none.",
 )
 TOGETHER_BY_CHANCE: Final = (
-    "whether these requests belong together: they did not start together, and over so many steps others end as close to"
-    " each other now and then"
+    "whether these requests belong together: they did not run equally long, and over so many steps others end as close"
+    " to each other now and then"
 )
 # As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are checked.
 NATURAL_ENDS = frozenset((int(Status.FINISHED_STOPPED), int(Status.FINISHED_LENGTH_CAPPED)))
@@ -150,11 +150,12 @@ class Lockstep(Detector[Judgement]):
         life = statistics.median(record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst)
         return spread <= settings(self.max_spread) * life
 
-    def _began_together(self, burst: Sequence[RequestState], settings: Settings) -> bool:
-        """Whether they were admitted as close together as they ended: a wave whose prompts took several steps."""
-        admitted = [record.admitted_ns or record.arrived_ns for record in burst]
-        life = statistics.median(record.finished_ns - began for record, began in zip(burst, admitted, strict=True))
-        return max(admitted) - min(admitted) <= settings(self.max_spread) * life
+    def _ran_alike(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
+        """Whether all ran equally long, to a step or two: a wave whose prompts took several steps, and its ends as
+        many.
+        """
+        ran_ns = [record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst]
+        return (max(ran_ns) - min(ran_ns)) / 1e9 <= pace_s(ledger, settings, self.within_steps)
 
     def _fell(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
         """Whether most of what ran ended with the burst and the pool emptied, and by no preemption."""
@@ -194,7 +195,7 @@ class Lockstep(Detector[Judgement]):
         first, last = burst[0].finished_ns, burst[-1].finished_ns
         spread = (last - first) / 1e9
         freed = sum(record.peak_blocks for record in burst)
-        in_step = spread <= pace_s(ledger, settings, self.within_steps) or self._began_together(burst, settings)
+        in_step = spread <= pace_s(ledger, settings, self.within_steps) or self._ran_alike(ledger, burst, settings)
         missing = LOST_EVENTS if ledger.state.damaged else "" if in_step else TOGETHER_BY_CHANCE
         return Judgement(
             code=self.code,
