@@ -236,18 +236,21 @@ def test_steps_of_more_than_half_as_many_tokens_are_no_caution(running: int, fir
     assert bool(retracted(5, running, 35).firing(AFTER_RETRACT)) is fires
 
 
-@pytest.mark.parametrize(("seconds", "fires"), [(50, False), (70, True)])
-def test_a_slow_engine_has_the_steps_in_which_it_could_let_as_many_run_again(seconds: int, fires: bool) -> None:
-    """Two of eight run on, and steps take ten seconds: six more could run after as many."""
-    assert bool(retracted(5, 2, seconds, step_s=10.0).firing(AFTER_RETRACT)) is fires
+@pytest.mark.parametrize(("running", "grows", "fires"), [(2, False, True), (4, False, False), (1, True, False)])
+def test_a_slow_engine_has_the_steps_in_which_it_could_let_more_run(running: int, grows: bool, fires: bool) -> None:
+    """Steps take 10 s, so that four have passed: a limit that was raised by one in each is five or more."""
+    scene = retracted(5, running, 40, step_s=10.0, grows=grows)
+    assert bool(scene.firing(AFTER_RETRACT)) is fires
 
 
-def retracted(head_needs: int, running: int, seconds: int, step_s: float = 0.2) -> Spoken:
-    """All but so many of eight are preempted, and those run for so long beside free blocks and a head of the queue."""
+def retracted(head_needs: int, running: int, seconds: int, step_s: float = 0.2, grows: bool = False) -> Spoken:
+    """All but so many of eight are preempted, and those run for so long beside free blocks and a head of the queue. If
+    the engine recovers, it `grows`, one more runs with each step.
+    """
     scene = Spoken(total=12, max_num_seqs=8)
     log, step = scene.log, 0
 
-    def decode(seconds: int, running: list[int]) -> None:
+    def decode(seconds: float, running: list[int]) -> None:
         nonlocal step
         for _ in range(round(seconds / step_s)):
             scene.clock.sleep(step_s)
@@ -265,7 +268,10 @@ def retracted(head_needs: int, running: int, seconds: int, step_s: float = 0.2) 
     for number in range(1 + running, 9):
         log.preempted(number, Preempt.KV_BLOCKS, 1, 1, 4)
         log.released(number, [number], Release.PREEMPTED)
-    decode(seconds, list(range(1, 1 + running)))
+    for more in range(round(seconds / step_s)):
+        if grows and more:
+            log.admitted(running + more, 0)
+        decode(step_s, list(range(1, 1 + running + grows * more)))
     return scene
 
 

@@ -104,7 +104,7 @@ class AfterRetract(Detector[Judgement]):
             code=self.code,
             engine=ledger.engine,
             verdict="likely",
-            pending=quiet_s < enough_s or raised < before_it - running,  # one more could run with each step
+            pending=quiet_s < enough_s or raised <= running,  # raised by one with each step, the limit is beyond it
             since_ns=began,
             position=ledger.at(first.at),
             requests=tuple(record.id for record in waiting),
