@@ -33,6 +33,8 @@ from kvscope.monitor.publishing.packer import Packer
 LAB_ENGINE_NAME: Final = "vllm@127.0.0.1:0/0"
 BEAT_S: Final = 1.0
 MOST_DOUBLINGS: Final = 8
+LEAST_APART_S: Final = 1e-6
+"""Between the arrivals of two requests. A time of today, in seconds as a float, tells apart a quarter of it."""
 CONNECTOR_SETTINGS: Final = {
     "kv_connector": "LabConnector",
     "kv_connector_module_path": "kvscope.monitor.incidents.on_vllm.lab_connector",
@@ -95,7 +97,7 @@ class VllmEngine:
             self.time.every(min(max(0.1, draw.base.step_time.base_s / 4), 0.5), self._drain),
             self.time.every(BEAT_S, lambda: self._keep(self._packer.heartbeat())),
         )
-        self._empty_passes = 0
+        self._empty_passes, self._arrived_s = 0, 0.0
         for at_s, seconds in draw.pauses:
             self.at(at_s, lambda: self._pause("PAUSED_ALL"))
             self.at(at_s + seconds, lambda: self._pause("UNPAUSED"))
@@ -187,7 +189,7 @@ class VllmEngine:
             sampling_params=params,
             pooling_params=None,
             priority=priority,
-            arrival_time=self.time.time_ns() / 1e9,
+            arrival_time=self._next_arrival_s(),
             block_hasher=self._hasher if self.draw.base.engine["enable_prefix_caching"] else None,
             **of_releases,
         )
@@ -199,6 +201,11 @@ class VllmEngine:
             adapter = self._adapters.randrange(1, 6)
             request.lora_request = LoRARequest(f"l{adapter}", adapter, "/nowhere")
         return request
+
+    def _next_arrival_s(self) -> float:
+        """Return the time, later than the last request's: vLLM 0.10 cannot order two of equal priority and time."""
+        self._arrived_s = max(self.time.time_ns() / 1e9, self._arrived_s + LEAST_APART_S)
+        return self._arrived_s
 
     # ---------------------------------------------------------------- passes
 
