@@ -27,7 +27,7 @@ class StepWork(NamedTuple):
         return 1.0, float(self.tokens), float(self.context), float(self.pairs)
 
 
-class ComputedPrompt(NamedTuple):
+class PromptReach(NamedTuple):
     """The tokens of a request that steps were launched for, from a chunk of its prompt on, and up to which they lead.
 
     A probe reports now and then how far requests are, and not after each step. preemptions: of the request, then.
@@ -55,7 +55,7 @@ class StepTimes:
         """The work of the step whose launch was received last."""
         self._in_flight: dict[int, tuple[int, StepWork, dict[int, int]]] = {}
         """By step: when it was launched, its work, and its tokens of each request."""
-        self._prompts: dict[int, ComputedPrompt] = {}
+        self._prompts: dict[int, PromptReach] = {}
         """By request, until it is reported that the chunk is computed."""
         self._decode: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
         self._prefill: deque[tuple[StepWork, float]] = deque(maxlen=MAX_STEPS_OF_A_KIND)
@@ -91,7 +91,7 @@ class StepTimes:
         else:
             known = None
         if count > 1 and computed + 1 < record.prompt_tokens + record.output_tokens:  # not drafts after its last token
-            known = ComputedPrompt(record.preemptions, computed + count, 0)
+            known = PromptReach(record.preemptions, computed + count, 0)
         if known is not None:
             self._prompts[record.number] = known._replace(reached=computed + count)
         return computed
