@@ -22,13 +22,16 @@ TIMED = frozenset((Kind.STARTED, Kind.CLOCK, Kind.STEP_LAUNCHED, Kind.STEP_COMPL
 
 @dataclass
 class RawRequest:
-    """A request as events show it. place: front-end, waiting, parked, ready, running, lost or ended."""
+    """A request as events show it. place: front-end, waiting, parked, ready, running, lost or ended. asked: the number
+    of its last cause among those of all requests.
+    """
 
     number: int
     came_s: float
     place: str = "front-end"
     waits_for: int = -1
     cause: int = Cause.NONE
+    asked: int = 0
     prompt: int = 0
     priority: int = 0
     computed: int = 0
@@ -80,6 +83,8 @@ class RawAccount:
         self.running: dict[int, None] = {}
         self.usable = self.block_size = self.groups = 0
         self.max_num_seqs = self.max_tokens = 0
+        self.allowed_to_run = 0
+        """kvscope's engine lets no more run than a preemption left, and one more with each step."""
         self.fences_steps = False
         """Whether blocks that a step in flight writes may not be handed out. vLLM orders the writes instead."""
         self.mode = 0
@@ -90,6 +95,7 @@ class RawAccount:
         self.pinned_for: dict[int, Counter[int]] = {}
         """By request that is fetched, its pins: they follow the word that it waits."""
         self._fetching = -1
+        self._causes_told = 0
         self._began_ns = 0
 
     def replay(self, directory: Path) -> Iterator[Run]:
@@ -160,7 +166,7 @@ class RawAccount:
         groups = described.get("groups") or [{}]
         self.groups = len(groups)
         self.fences_steps = described.get("engine") == "kvscope"
-        self.max_num_seqs = described.get("max_num_seqs", 0)
+        self.max_num_seqs = self.allowed_to_run = described.get("max_num_seqs", 0)
         self.max_tokens = described.get("max_num_batched_tokens", 0)
 
     def _heartbeat(self, event: Run) -> None:
@@ -175,6 +181,7 @@ class RawAccount:
         step, tokens = event.args[1], event.args[2:]
         self.in_flight[step] = dict(zip(event.ids, tokens, strict=True))
         self.launched_s[step] = self.now_s
+        self.allowed_to_run = min(self.allowed_to_run + 1, self.max_num_seqs)
         for number, count in self.in_flight[step].items():
             request = self.requests[number]
             if self.fences_steps:
@@ -208,6 +215,8 @@ class RawAccount:
 
     def _not_scheduled(self, event: Run) -> None:
         self.requests[event.request].cause = event.args[0]
+        self._causes_told += 1
+        self.requests[event.request].asked = self._causes_told
 
     def _remote_load(self, event: Run) -> None:
         self.requests[event.request].fetch_ended = True
@@ -228,6 +237,8 @@ class RawAccount:
         request = self.requests[event.request]
         request.preempted_s.append(self.now_s)
         request.computed = 0
+        if self.fences_steps:
+            self.allowed_to_run = max(1, len(self.running))
 
     def _finished(self, event: Run) -> None:
         request = self.requests[event.request]

@@ -97,17 +97,23 @@ class SecondTruth:
             return
         self._pass_ends()
         short = self._refused()
-        if not short:
+        if not short or self._preempted_waits_ahead():
             return
-        names = [one.number for one in short]
+        head = max(short, key=lambda one: one.asked)
+        names = [head.number]
         since_s = account.now_s - passed_s
         self._note("queued-for-blocks", since_s, len(account.waiting) * passed_s, names)
-        waits_for_others = min(account.needs(one) for one in short) <= account.usable
-        behind = [one for one in account.waiting.values() if one not in short and waits_for_others]
-        has_place = not account.running or len(account.running) < account.max_num_seqs
+        waits_for_others = account.needs(head) <= account.usable
+        behind = [one for one in account.waiting.values() if one is not head and waits_for_others]
+        has_place = not account.running or len(account.running) < account.allowed_to_run
         fitting = sum(account.lacks(one) <= account.free for one in behind)
         if fitting and has_place:
             self._note("head-of-line", since_s, fitting * passed_s, names)
+
+    def _preempted_waits_ahead(self) -> bool:
+        """Whether a request went to the front of the queue that was not refused blocks since."""
+        asked = (Cause.KV_BLOCKS, Cause.BEHIND_HEAD, Cause.MAX_NUM_SEQS, Cause.TOKEN_BUDGET)
+        return any(one.preempted_s and one.cause not in asked for one in self.account.waiting.values())
 
     # ---------------------------------------------------------------- steps
 
