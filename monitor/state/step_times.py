@@ -71,7 +71,7 @@ class StepTimes:
             computed = record.computed_tokens if record is not None else 0
             for tokens_of in ahead:  # an engine that schedules ahead has not computed these yet
                 computed += tokens_of.get(number, 0)
-            if record is not None and (count > 1 or self._prompts):
+            if record is not None and (count > 1 or number in self._prompts):
                 computed = self._reached(record, computed, count)
             context += computed + count
             if count > 1:
