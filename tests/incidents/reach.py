@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.findings import severity_at_least
+from kvscope.monitor.incidents.on_vllm.fault_table import release_tuple
 from kvscope.monitor.incidents.scenarios import INCIDENTS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,6 +28,17 @@ on an engine in use so far. A code without any mark was shown by streams, logs o
 | code | drawn, stream | drawn, metrics | scenario | vLLM, drawn | vLLM, tests | |
 |---|---|---|---|---|---|---|
 """
+RUNS_HEAD = """
+## Drawn runs in which it happened
+
+By the truth, over all seeds on the pages of the [lab](../incidents.md#results), which say in how many of them the code
+was found. A bare scheduler has no front end, no memory plan and no host tier, and what it lacks cannot happen there.
+
+| code | kvscope | {releases} | vLLM, all |
+|---|---|{lines}---|
+"""
+BASELINE_RELEASE = "0.32.0"
+"""The release of the pages of vLLM that do not name one."""
 
 
 def tests_on_vllm(code: str) -> list[str]:
@@ -33,18 +47,37 @@ def tests_on_vllm(code: str) -> list[str]:
     return [path.stem for path in paths if f'"{code}"' in path.read_text()]
 
 
-def drawn_on_vllm() -> dict[str, list[str]]:
-    """Return, by code, the releases on whose scheduler a drawn run rightly found it."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "docs" / "accuracy").glob("vllm-*.json")):
-        for code in json.loads(path.read_bytes())["reach"]:
-            found.setdefault(code, []).append(path.stem.removeprefix("vllm-"))
+def pages_by_engine() -> dict[str, list[Any]]:
+    """Return the pages of drawn runs, by `own` and vLLM's release, in order."""
+    found: dict[str, list[Any]] = {}
+    for path in sorted((ROOT / "docs" / "accuracy").glob("*.json")):
+        engine, _, name = path.stem.partition("-")
+        first = name.partition("-")[0]
+        if engine == "vllm":
+            engine = first if first[0].isdecimal() else BASELINE_RELEASE
+        found.setdefault("own" if path.stem == "baseline" else engine, []).append(json.loads(path.read_bytes()))
     return found
+
+
+def runs_table(pages: dict[str, list[Any]]) -> str:
+    """Return the table of runs in which each code happened, by engine."""
+    releases = sorted((one for one in pages if one != "own"), key=release_tuple)
+    runs: Counter[tuple[str, str]] = Counter()
+    for engine, of_engine in pages.items():
+        for recall in (recall for page in of_engine for recall in page["recalls"] if recall["source"] == "stream"):
+            runs[recall["code"], engine] += recall["trials"]
+    lines = []
+    for code in (code for code in CATALOGUE if any(runs[code, engine] for engine in pages)):
+        counts = [runs[code, engine] for engine in ("own", *releases)]
+        cells = [code, *(str(count or "–") for count in (*counts, sum(counts[1:])))]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    head = RUNS_HEAD.format(releases=" | ".join(f"vLLM {one}" for one in releases), lines="---|" * len(releases))
+    return head + "".join(lines)
 
 
 def reach_page() -> str:
     """Return the page."""
-    on_scheduler = drawn_on_vllm()
+    pages = pages_by_engine()
     drawn = json.loads((ROOT / "docs" / "accuracy" / "baseline.json").read_bytes())["reach"]
     scenarios = {scenario.code for scenario in INCIDENTS}
     lines = []
@@ -54,12 +87,13 @@ def reach_page() -> str:
         on_vllm = tests_on_vllm(code)
         on_own = [source in drawn.get(code, []) for source in ("stream", "metrics")]
         on_own.append(code in scenarios)
-        releases = on_scheduler.get(code, [])
+        on_scheduler = [one for one in pages if one != "own" and any(code in page["reach"] for page in pages[one])]
+        releases = sorted(on_scheduler, key=release_tuple)
         mark = "**lab only**" if any(on_own) and not on_vllm and not releases else ""
         shown = [", ".join(names) or "–" for names in (releases, on_vllm)]
         cells = [code, *("yes" if one else "–" for one in on_own), *shown, mark]
         lines.append(f"| {' | '.join(cells)} |\n")
-    return HEAD + "".join(lines)
+    return HEAD + "".join(lines) + runs_table(pages)
 
 
 def main() -> None:
