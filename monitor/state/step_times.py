@@ -10,7 +10,7 @@ from kvscope.monitor.state.records import RequestState
 
 MAX_STEPS_OF_A_KIND: Final = 128
 MAX_IN_FLIGHT: Final = 64
-MAX_PROMPTS: Final = 4096
+MAX_PROMPT_REACHES: Final = 4096
 LEAST_SECONDS: Final = 1e-5
 
 
@@ -78,7 +78,7 @@ class StepTimes:
                 pairs += count * (computed + count // 2)
         if len(self._in_flight) >= MAX_IN_FLIGHT:  # their ends were lost
             self._in_flight.clear()
-        if len(self._prompts) > MAX_PROMPTS:
+        if len(self._prompts) > MAX_PROMPT_REACHES:
             self._prompts = {number: known for number, known in self._prompts.items() if number in requests}
         self.last_work = StepWork(sum(tokens), context, pairs)
         self._in_flight[step] = at_ns, self.last_work, dict(zip(ids, tokens, strict=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.state.step_times import MAX_PROMPTS, StepTimes, StepWork
+from kvscope.monitor.state.step_times import MAX_PROMPT_REACHES, StepTimes, StepWork
 
 
 class Engine:
@@ -86,10 +86,10 @@ def test_drafts_that_were_wrong_do_not_add_up() -> None:
 
 
 def test_prompts_of_requests_that_ended_are_forgotten() -> None:
-    engine = Engine(*[10] * (MAX_PROMPTS + 1))
-    for number in range(MAX_PROMPTS):
+    engine = Engine(*[10] * (MAX_PROMPT_REACHES + 1))
+    for number in range(MAX_PROMPT_REACHES):
         engine.launch(**{f"r{number}": 10})
         engine.complete()
         del engine.requests[number]
-    engine.launch(**{f"r{MAX_PROMPTS}": 10})
-    assert engine.times._prompts.keys() == {MAX_PROMPTS}
+    engine.launch(**{f"r{MAX_PROMPT_REACHES}": 10})
+    assert engine.times._prompts.keys() == {MAX_PROMPT_REACHES}
