@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Limit, Status
+from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
 from kvscope.monitor.events.wire import decode, encode
 from kvscope.monitor.publishing.packer import Vitals
 from tests.detectors import stuck
@@ -111,3 +111,24 @@ def test_parked_loads_are_pending_from_half_of_their_grace_on(seconds: float, pe
     while scene.ledger.looked_ns < since_ns + seconds * 1e9:
         scene.live(0.25, every=0.25)
     assert [f.code for f in scene.watch.findings("pending")] == ["stuck.parked-loads"] * pending
+
+
+@pytest.mark.parametrize(("free", "computed", "fires"), [(0, 8, False), (0, 7, True), (1, 8, True)])
+def test_a_request_that_lacks_a_block_is_not_at_zero(free: int, computed: int, fires: bool) -> None:
+    """vLLM 0.33 gives it and those after it nothing while each block it could take is of a step in flight (#49674)."""
+    scene = Spoken(total=4 + free)
+    scene.arrive(1, [1, 2])
+    scene.arrive(2, [3])
+    for step in range(60):
+        scene.log.step_launched(step, [2], [1])
+        scene.log.progressed([1, 2], [computed, 8 + step], [1, 1 + step])
+        scene.log.step_completed(step, 1, Limit.NONE, -1, -1, -1)
+        scene.log.not_scheduled(1, Cause.ZERO_TOKENS, step + 1)
+        scene.wait(0.5)
+    findings = scene.firing(ZERO_TOKEN)
+    assert bool(findings) is fires
+    if free == 0 and computed == 8:  # as a block comes free, the next pass may give it one
+        scene.log.released(2, [3], Release.FINISHED)
+        scene.wait(1)
+        assert not scene.firing(ZERO_TOKEN)
+    assert all(("No block is free" in finding.explanation) == (not free) for finding in findings)

@@ -6,7 +6,7 @@ though no step takes any other request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvscope.monitor.detectors.detector import Causes, Detector
 from kvscope.monitor.detectors.engine_pace import MIN_STEPS, at_pace_s
@@ -23,6 +23,7 @@ from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration
 
 
@@ -45,7 +46,8 @@ class ZeroToken(Detector[Judgement]):
         living = ledger.living()
         grace_s = at_pace_s(ledger, settings, self.grace_s)
         running = [r for r in living.running if r.cause == Cause.ZERO_TOKENS]
-        late = overdue_requests(ledger, running, lambda r: r.since_ns, ledger.looked_ns, grace_s)
+        full_ns = _full_until_ns(ledger, running)
+        late = overdue_requests(ledger, running, lambda r: max(r.since_ns, full_ns), ledger.looked_ns, grace_s)
         yield from self._judge(ledger, late)
         if not living.running:
             waiting = [r for r in living.waiting if r.cause == Cause.ZERO_TOKENS]
@@ -99,8 +101,7 @@ class ZeroToken(Detector[Judgement]):
             explanation=(
                 f"{requests_text(late)} {_zero_token_verb(runs, count)} given 0 tokens at every"
                 f" {'step' if runs else 'pass'}, {since_text(ledger, late)} ({duration(late.age_s)}; passed over"
-                f" {first.times_passed_over:,} times at the least). {counted(state.free, 'block')}"
-                f" {'is' if state.free == 1 else 'are'} free, so blocks are not the limit. "
+                f" {first.times_passed_over:,} times at the least). {_room_text(state.free)} "
                 + (
                     f"{counted(len(blocks), 'block')} {'is' if len(blocks) == 1 else 'are'} held for it."
                     if runs
@@ -118,10 +119,30 @@ class ZeroToken(Detector[Judgement]):
                 " or --no-enable-prefix-caching (#40707); pooling models: #55427.",
             ),
             wont_help=(
-                "A larger pool (gpu_memory_utilization): blocks are free.",
+                "A larger pool (gpu_memory_utilization): blocks are not the limit.",
                 "Waiting: nothing will change.",
             ),
         )
+
+
+def _full_until_ns(ledger: EngineLedger, running: Sequence[RequestState]) -> int:
+    """Return until when no block was free for a request whose next token begins one, on the engine's clock.
+
+    0 if there is none. vLLM gives those after it nothing either, while it cannot preempt who runs.
+    """
+    state, groups = ledger.state, max(1, len(ledger.description.groups))
+    if not any(each.computed_tokens % state.block_size == 0 for each in running):
+        return 0
+    if state.free < groups:
+        return ledger.looked_ns
+    full = (one for one in reversed(ledger.points) if one.balance.free + one.balance.cached_idle < groups)
+    return next((one.at_ns - (ledger.wall(1) - 1) for one in full), 0)
+
+
+def _room_text(free: int) -> str:
+    if not free:
+        return "No block is free, but the next token of each fits into its own, so blocks are not the limit."
+    return f"{counted(free, 'block')} {'is' if free == 1 else 'are'} free, so blocks are not the limit."
 
 
 def _zero_token_verb(runs: bool, count: int) -> str:
