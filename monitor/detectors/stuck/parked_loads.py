@@ -17,7 +17,7 @@ from kvscope.monitor.detectors.stuck.waiting_requests import missing_after_loss,
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.detectors.ties import holds_what_it_needs
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living, was_left_out
+from kvscope.monitor.ledger.living_requests import Living, was_found_behind
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import counted, duration, listed, percent
 
@@ -58,7 +58,7 @@ class ParkedLoads(Detector[ShortOfBlocks]):
     ) -> Iterator[ShortOfBlocks]:
         """Each waits for the other: those who wait behind the head with blocks hold what it lacks."""
         state, at = ledger.state, ledger.at
-        holders = [r for r in living.waiting if r is not head and r.blocks and not was_left_out(r, head)]
+        holders = [r for r in living.waiting if r is not head and r.blocks and (was_found_behind(r) or not r.ready_ns)]
         if not holders:
             return
         held = sorted({block for record in holders for block in record.blocks})
