@@ -86,7 +86,7 @@ def _sigma(errors: Sequence[float]) -> float:
 def _least_squares(rows: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> list[float]:
     """Return the coefficients >= 0 of least weighted squares: of all sets of terms, that which explains most.
 
-    A larger set, or one of later terms, has to explain more than those before it: what these explain is theirs.
+    Smaller sets come first, and earlier terms: where two sets explain the same, the first one stays.
     """
     gram, scale = _scaled_gram([(terms, weight) for (terms, _), weight in zip(rows, weights, strict=True)])
     seen = [i for i in range(TERMS) if scale[i]]

@@ -34,7 +34,7 @@ LAB_ENGINE_NAME: Final = "vllm@127.0.0.1:0/0"
 BEAT_S: Final = 1.0
 MOST_DOUBLINGS: Final = 8
 LEAST_APART_S: Final = 1e-6
-"""Between the arrivals of two requests. A time of today, in seconds as a float, tells apart a quarter of it."""
+"""Between the arrivals of two requests. A float holds today's time in seconds to a quarter of that."""
 CONNECTOR_SETTINGS: Final = {
     "kv_connector": "LabConnector",
     "kv_connector_module_path": "kvscope.monitor.incidents.on_vllm.lab_connector",
