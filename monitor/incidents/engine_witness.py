@@ -69,7 +69,6 @@ class EngineWitness:
         self.steps = self.short_steps = 0
         self._launched_s = 0.0
         self.busy_s = self.request_s = 0.0
-        self.last_step_s = 0.0
         self._fetched_keys: dict[int, Counter[bytes]] = {}
         """By request, what the outer tier pins for a fetch whose end the connector has not handed over."""
         self._lost: dict[int, tuple[int, float]] = {}
@@ -87,6 +86,7 @@ class EngineWitness:
         self._planned_s = self._passed_s = 0.0
         self._blocked: tuple[str, int, int] | None = None
         """The head that the last pass left without room, how many waited then, and how many it held back."""
+        self._fits_unfilled = False  # whether the free blocks and the unfilled part of those in use would hold it
         self._ended_s_of: dict[int, float] = {}
         """By request: when it ended."""
         self._ended, self._ended_s = 0, 0.0
@@ -166,6 +166,8 @@ class EngineWitness:
             return
         head, waiting, fitting = self._blocked
         self.waste.add("queued-for-blocks", self._planned_s, waiting * passed_s, (head,))
+        if self._fits_unfilled:
+            self.waste.add("queued-for-unfilled-blocks", self._planned_s, waiting * passed_s)
         if fitting:
             self.waste.add("head-of-line", self._planned_s, fitting * passed_s, (head,))
 
@@ -178,11 +180,22 @@ class EngineWitness:
         waiting, running = scheduler.waiting, len(scheduler.running)
         if not len(waiting) or waiting.head().cause != Cause.KV_BLOCKS:
             return None
-        fits_alone = manager.blocks_for(waiting.head().num_tokens) <= manager.pool.usable
+        needed = manager.blocks_for(waiting.head().num_tokens)
+        self._fits_unfilled = needed <= manager.pool.num_free + self._unfilled_tokens() // manager.block_size
+        fits_alone = needed <= manager.pool.usable
         behind = islice(waiting, 1, 1 + INSPECTED_BEHIND) if fits_alone else ()
         needs = [manager.blocks_for(each.num_tokens) - sum(map(len, manager.held(each.number))) for each in behind]
         places = scheduler.state.seqs_allowed - running
         return waiting.head().id, len(waiting), held_back(needs, manager.pool.num_free, places, others_run=running > 0)
+
+    def _unfilled_tokens(self) -> int:
+        """Return how many more tokens fit in the blocks of the requests that run."""
+        manager = self.engine.manager
+        return sum(
+            max(0, len(table) * manager.block_size - request.num_scheduled_tokens)
+            for request in self.engine.scheduler.running
+            for table in manager.tables[request.number]
+        )
 
     def _planned(self, plan: SchedulerOutput) -> None:
         scheduler, now_s = self.engine.scheduler, self.now_s
@@ -253,7 +266,6 @@ class EngineWitness:
         self._being_written.pop(plan.step, None)
         if self._fenced:
             self._fenced = {block: fenced for block, fenced in self._fenced.items() if fenced[0] > plan.step}
-        self.last_step_s = now_s
         for share in plan.shares:
             number, computed = share.request.number, share.start + share.num_tokens
             self.moved_s[number] = now_s

@@ -220,8 +220,9 @@ class OwnEpisode:
             place = self._place(request)
             fetched = isinstance(engine.connector, HostConnector) and engine.connector.num_fetched > 0
             preempted = 0 if engine.hangs else request.num_preemptions - self._preemptions.get(number, 0)
-            holds = place == "waiting" and number in manager.tables
-            since_s = witness.last_step_s if holds else witness.moved_s[number]
+            since_s = witness.moved_s[number]
+            if place == "waiting" and number in manager.tables:  # it waits for the head, and the head for its blocks
+                since_s = max(since_s, witness.moved_s[scheduler.waiting.head().number])
             yield UnfinishedRequest(
                 request.id,
                 place,

@@ -141,6 +141,14 @@ class RawAccount:
         """Return those of them that it does not have yet."""
         return self.needs(request) - sum(map(len, request.table.values()))
 
+    def unfilled_tokens(self) -> int:
+        """Return how many more tokens fit in the blocks of the requests that run."""
+        return sum(
+            max(0, len(table) * self.block_size - self.requests[number].scheduled)
+            for number in self.running
+            for table in self.requests[number].table.values()
+        )
+
     def _of(self, number: int) -> RawRequest:
         if number not in self.requests:
             self.requests[number] = RawRequest(number, self.now_s, moved_s=self.now_s)

@@ -103,6 +103,8 @@ class SecondTruth:
         names = [head.number]
         since_s = account.now_s - passed_s
         self._note("queued-for-blocks", since_s, len(account.waiting) * passed_s, names)
+        if account.needs(head) <= account.free + account.unfilled_tokens() // account.block_size:
+            self._note("queued-for-unfilled-blocks", since_s, len(account.waiting) * passed_s)
         waits_for_others = account.needs(head) <= account.usable
         behind = [one for one in account.waiting.values() if one is not head and waits_for_others]
         has_place = not account.running or len(account.running) < account.allowed_to_run

@@ -63,12 +63,13 @@ class VllmWitness:
         self.owed_frees: dict[int, OwedFree] = {}
         self.preemptions: Counter[str] = Counter()
         self.tokens_computed = self.steps = self.short_steps = 0
-        self.busy_s = self.request_s = self.last_step_s = 0.0
+        self.busy_s = self.request_s = 0.0
         self._planned_s = self._passed_s = 0.0
         self._before: dict[str, RanBefore] = {}
         self._lost: dict[str, tuple[int, float]] = {}
         self._outputs_before: dict[str, int] = {}
         self._blocked: tuple[str, int, int] | None = None
+        self._fits_unfilled = False  # whether the free blocks and the unfilled part of those in use would hold it
         self._ended, self._ended_s = 0, 0.0
         """Requests that ended in one step, if they were most of those that ran, and when.
 
@@ -149,6 +150,8 @@ class VllmWitness:
             if self._blocked is not None and self._passed_s:
                 head, waiting, fitting = self._blocked
                 self.waste.add("queued-for-blocks", self._planned_s, waiting * self._passed_s, (head,))
+                if self._fits_unfilled:
+                    self.waste.add("queued-for-unfilled-blocks", self._planned_s, waiting * self._passed_s)
                 if fitting:
                     self.waste.add("head-of-line", self._planned_s, fitting * self._passed_s, (head,))
         self._planned_s, self._refused = now_s, ""
@@ -259,15 +262,24 @@ class VllmWitness:
         requests, name = self.vllm.requests, self._refused
         if name not in requests or requests[name].status.name not in PLAIN_WAITS:
             return None
-        free = self.pool.get_num_free_blocks()
+        free, needed = self.pool.get_num_free_blocks(), self.blocks_needed(requests[name])
+        self._fits_unfilled = needed <= free + self._unfilled_tokens() // self.block_size
         behind = [request for request in self._plain_waiting(1 + LOOKED_BEHIND) if request.request_id != name]
-        counts = not self.engine.draw.loras and self.blocks_needed(requests[name]) < len(self.pool.blocks)
+        counts = not self.engine.draw.loras and needed < len(self.pool.blocks)
         needs = (
             [self._blocks_to_admit(each) - len(self.blocks_of(each.request_id)) for each in behind] if counts else []
         )
         running = len(self.vllm.running)
         fitting = held_back(needs, free, self.vllm.max_num_running_reqs - running, others_run=running > 0)
         return client_name(name), sum(each.status.name in PLAIN_WAITS for each in self.vllm.waiting), fitting
+
+    def _unfilled_tokens(self) -> int:
+        """Return how many more tokens fit in the blocks of the requests that run."""
+        return sum(
+            max(0, len(table.get(request.request_id, ())) * self.block_size - request.num_computed_tokens)
+            for request in self.vllm.running
+            for table in self.tables()
+        )
 
     def blocks_needed(self, request: Any) -> int:
         """Return the blocks that all of its tokens take at least: more than were free when it was given none."""
@@ -295,8 +307,6 @@ class VllmWitness:
         if not self.waste.closed and step.plan.total_num_scheduled_tokens:
             self.steps += 1
             self.short_steps += step.seconds < SHORT_STEP_S
-        if step.plan.total_num_scheduled_tokens:
-            self.last_step_s = now_s
         self.moved_s.update(dict.fromkeys(step.plan.num_scheduled_tokens, now_s))
         for name in step.plan.num_scheduled_tokens:
             request = self.vllm.requests.get(name)

@@ -63,8 +63,11 @@ CLAIMS: Final[dict[str, Claim]] = {
     "head-of-line": Claim("stuck.head-of-line"),
     # Any queue for blocks: only one that grows without end is an incident, which no single run shows.
     "queued-for-blocks": Claim("", ("sizing.overload",)),
-    "decode-starved": Claim("collapse.lockstep"),
-    "ended-together": Claim("", ("collapse.lockstep",)),
+    # Room for it is in blocks that others hold and do not fill. In the last block of each, there is always some.
+    "queued-for-unfilled-blocks": Claim("", ("sizing.block-inflated",)),
+    # Prompts took the budget of a step. It is what a wave does to who runs, and also happens without one.
+    "decode-starved": Claim(""),
+    "ended-together": Claim("collapse.lockstep"),
     "prefix-missed": Claim("collapse.prefix-hits"),
     "prefix-flushed": Claim("collapse.cache-flushed"),
     # A cache that is too small for its prefixes: one more block would have kept them a little longer.

@@ -34,6 +34,7 @@ WasteKind = Literal[
     "capped-after-preemption",
     "head-of-line",
     "queued-for-blocks",
+    "queued-for-unfilled-blocks",
     "decode-starved",
     "ended-together",
     "prefix-missed",
@@ -94,7 +95,7 @@ class KeptBlocks(msgspec.Struct, frozen=True):
 class ObservedWaste(msgspec.Struct):
     """The observed waste of one kind: first and last time, how much (in the kind's unit), which requests and blocks.
 
-    Units: tokens for recomputed, in-vain, missed and flushed. Request-seconds for head-of-line, queued, capped,
+    Units: tokens for recomputed, in-vain, missed and flushed. Request-seconds for head-of-line, both queued, capped,
     starved, fetched-while-asleep and fetched-and-passed-over. Bytes for memory. A count for the rest.
     """
 

@@ -28,6 +28,7 @@ SIZED_BY_REQUEST_SECONDS: Final = frozenset(
     (
         "head-of-line",
         "queued-for-blocks",
+        "queued-for-unfilled-blocks",
         "decode-starved",
         "capped-after-preemption",
         "fetched-while-asleep",
