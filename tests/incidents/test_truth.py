@@ -133,6 +133,22 @@ def test_a_harm_is_named_by_one_code_and_bears_others_out() -> None:
     assert harms_behind("leak.finished-held", harms) == []
 
 
+def test_a_wave_is_in_lockstep_and_a_step_without_next_tokens_alone_is_not() -> None:
+    wave, starved = (
+        decide(end(observed=[ObservedWaste(k, 5.0, 9.0, 4)])) for k in ("ended-together", "decode-starved")
+    )
+    assert list(codes_named(wave)) == ["collapse.lockstep"]
+    assert harms_behind("collapse.lockstep", wave) == wave
+    assert harms_behind("collapse.lockstep", starved) == []
+
+
+def test_room_in_blocks_that_are_not_filled_bears_out_their_size() -> None:
+    harms = decide(end(observed=[ObservedWaste("queued-for-unfilled-blocks", 5.0, 9.0, 4)]))
+    assert harms_behind("sizing.block-inflated", harms) == harms
+    queued = decide(end(observed=[ObservedWaste("queued-for-blocks", 5.0, 9.0, 4)]))
+    assert harms_behind("sizing.block-inflated", queued) == []
+
+
 def test_the_final_state_travels_as_bytes() -> None:
     whole = end(unfinished=[UnfinishedRequest("r", "ready", 5.0)], kept=[KeptBlocks("fetch", [3], 5.0)])
     assert msgspec.json.decode(msgspec.json.encode(whole), type=EpisodeEnd) == whole
