@@ -256,22 +256,30 @@ class VllmWitness:
     def _blocked_head(self) -> tuple[str, int, int] | None:
         """Return the head that vLLM gave no blocks in this pass, how many wait and how many it holds back.
 
-        Not seen in engines with LoRA slots: who would fit behind, since a slot may be short too. None count behind one
-        that no free pool could hold: it does not wait for others to end.
+        None count behind one that no free pool could hold: it does not wait for others to end. Nor does one whose LoRA
+        adapter has no slot.
         """
         requests, name = self.vllm.requests, self._refused
         if name not in requests or requests[name].status.name not in PLAIN_WAITS:
             return None
         free, needed = self.pool.get_num_free_blocks(), self.blocks_needed(requests[name])
         self._fits_unfilled = needed <= free + self._unfilled_tokens() // self.block_size
-        behind = [request for request in self._plain_waiting(1 + LOOKED_BEHIND) if request.request_id != name]
-        counts = not self.engine.draw.loras and needed < len(self.pool.blocks)
-        needs = (
-            [self._blocks_to_admit(each) - len(self.blocks_of(each.request_id)) for each in behind] if counts else []
-        )
+        behind = self._plain_waiting(1 + LOOKED_BEHIND) if needed < len(self.pool.blocks) else ()
+        needs = [
+            self._blocks_to_admit(each) - len(self.blocks_of(each.request_id))
+            for each in behind
+            if each.request_id != name and self._has_slot(each)
+        ]
         running = len(self.vllm.running)
         fitting = held_back(needs, free, self.vllm.max_num_running_reqs - running, others_run=running > 0)
         return client_name(name), sum(each.status.name in PLAIN_WAITS for each in self.vllm.waiting), fitting
+
+    def _has_slot(self, request: Any) -> bool:
+        """Whether its adapter is loaded for one that runs, or could be loaded beside theirs."""
+        if request.lora_request is None:
+            return True
+        loaded = {each.lora_request.lora_int_id for each in self.vllm.running if each.lora_request is not None}
+        return request.lora_request.lora_int_id in loaded or len(loaded) < self.engine.draw.loras
 
     def _unfilled_tokens(self) -> int:
         """Return how many more tokens fit in the blocks of the requests that run."""
