@@ -19,6 +19,7 @@ from kvscope.monitor.incidents.on_vllm.vllm_draws import MOST_VLLM_BLOCKS, draw_
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
 from kvscope.monitor.incidents.on_vllm.vllm_outside import OtherEngine
+from kvscope.monitor.incidents.on_vllm.vllm_witness import VllmWitness
 from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
 from kvscope.monitor.incidents.truth.claims import CLAIMS
 from kvscope.monitor.incidents.truth.what_happened import decide
@@ -268,6 +269,20 @@ def test_the_model_of_its_steps_is_the_one_that_the_draw_knows(tmp_path: Path) -
         seconds = true.base_s + true.per_kv_token_s * context
         assert model.expected_s(StepWork(running, context, 0)) == pytest.approx(seconds, rel=0.1)
     assert model.jitter < 1.25 * true.jitter
+
+
+@pytest.mark.parametrize(("adapter", "slots", "fits"), [(3, 2, False), (3, 3, True), (2, 2, True), (0, 2, True)])
+def test_only_one_whose_adapter_has_a_slot_is_held_back_by_the_head(adapter: int, slots: int, fits: bool) -> None:
+    running = [asking_for(1), asking_for(2), asking_for(0)]
+    witness = SimpleNamespace(
+        vllm=SimpleNamespace(running=running), engine=SimpleNamespace(draw=SimpleNamespace(loras=slots))
+    )
+    assert VllmWitness._has_slot(witness, asking_for(adapter)) == fits  # type: ignore[arg-type]
+
+
+def asking_for(adapter: int) -> SimpleNamespace:
+    """A request for this LoRA adapter, or for none if it is 0."""
+    return SimpleNamespace(lora_request=SimpleNamespace(lora_int_id=adapter) if adapter else None)
 
 
 LAST_TOKEN_IN_FLIGHT, TWO_GROUPS_IN_QUEUE = 5889, 88349
