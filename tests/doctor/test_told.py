@@ -70,6 +70,17 @@ def test_a_report_without_the_fall_has_no_hypothesis_of_it(capsys: pytest.Captur
     assert "collapse.lockstep" not in [finding["code"] for finding in printed["findings"]]
 
 
+@pytest.mark.parametrize(("least", "collapses"), [(0.5, True), (0.51, False)])
+def test_a_fall_of_less_than_the_limit_is_no_collapse(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, least: float, collapses: bool
+) -> None:
+    report = tmp_path / "report.txt"
+    report.write_text(SEED.read_text().replace("从100%掉到0%", "从75%掉到25%"))
+    _, printed = doctor_json(capsys, report, "--set", f"collapse.lockstep.min_share={least}")
+    codes = [each["code"] for each in printed["findings"] if "usage_reported_before" in values(each)]
+    assert codes == ["collapse.lockstep"] * collapses
+
+
 def test_what_the_tables_show_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     for style in ("table", "markdown"):
         assert main(["doctor", str(SEED), "--format", style]) == 1

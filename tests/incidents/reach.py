@@ -33,6 +33,8 @@ RUNS_HEAD = """
 
 By the truth, over all seeds on the pages of the [lab](../incidents.md#results), which say in how many of them the code
 was found. A bare scheduler has no front end, no memory plan and no host tier, and what it lacks cannot happen there.
+For collapse.lockstep, pages of seeds before 20261213 count steps in which prompts took the whole budget, and later ones
+the waves that end together.
 
 | code | kvscope | {releases} | vLLM, all |
 |---|---|{lines}---|
