@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Holder, Limit, Preempt, Release, Status
+from kvscope.monitor.events.kinds import Cause, Holder, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Watched, lockstep, value
 from tests.detectors.spoken import Spoken
 
@@ -117,6 +117,7 @@ def wave_ends(*, together: int, preempted: int) -> Spoken:
     scene.wait(1)
     for number in range(21, 29):
         scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        scene.log.not_scheduled(number, Cause.TOKEN_BUDGET, 1)
     scene.wait(1)
     scene.wait(1)
     return scene
@@ -155,10 +156,13 @@ def wave_of_eight(
     early: int = 0,
     steps_between: int = 1,
     later_s: float = 0.0,
+    left_by_a_pass: bool = True,
+    run_steps: int = 0,
 ) -> Spoken:
     """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then
     `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of them had until then.
     `early` end half a second before the others, and so many steps lie between. The others come `later_s` after them.
+    A pass leaves those that wait, unless they came after the last one. The eight run for `run_steps` equal steps.
     """
     scene = Spoken(total=81)
     each = blocks // 8
@@ -169,8 +173,13 @@ def wave_of_eight(
         scene.arrive(number, mine)
     for number in range(11, 11 + stay):
         scene.arrive(number, [70 + number - 11])
-    for _ in range(12):
+    for second in range(12):
+        step, begins = divmod(second * run_steps, 12)
+        if run_steps and not begins:
+            scene.log.step_launched(step, [*held], [1] * len(held))
         scene.wait(1)
+        if run_steps and (second + 1) * run_steps % 12 == 0:
+            scene.log.step_completed(step, round(12e9 / run_steps), Limit.NONE, -1, -1, -1)
     for number, mine in held.items():
         if early and number == early + 1:
             for step in range(steps_between):
@@ -189,6 +198,8 @@ def wave_of_eight(
         scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
         if number < 21 + outside:
             scene.log.waiting_on(number, Status.WAITING_FOR_REMOTE_KVS)
+        elif left_by_a_pass:
+            scene.log.not_scheduled(number, Cause.TOKEN_BUDGET, 1)
     scene.wait(1)
     for number in range(1, 1 + kept):
         scene.log.released(number, held[number], Release.FINISHED)
@@ -211,6 +222,9 @@ def wave_of_eight(
         ({"kept": 5}, False),  # most of the pool is still taken: the queue waits for the connector
         ({"queued": 8, "outside": 4}, True),
         ({"queued": 8, "outside": 5}, False),  # three wait for a place, and the others for KV from elsewhere
+        ({"left_by_a_pass": False}, False),  # the next pass may admit all of them
+        ({"run_steps": 3}, True),
+        ({"run_steps": 2}, False),  # of eight that run for one or two steps, most end in the same one anyway
     ],
 )
 def test_a_wave_empties_half_the_pool_and_half_as_many_queue_soon(scene: dict[str, Any], fires: bool) -> None:

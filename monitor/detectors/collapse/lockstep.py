@@ -26,7 +26,7 @@ from kvscope.monitor.detectors.collapse.usage_fall import (
     is_new_work,
 )
 from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s, pace_s
+from kvscope.monitor.detectors.engine_pace import at_pace_s, mean_step_s, pace_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS
 from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
@@ -140,15 +140,23 @@ class Lockstep(Detector[Judgement]):
             burst
             for burst in bursts
             if sum([record.peak_blocks for record in burst]) / usable >= least
-            and self._in_step(burst, settings)
+            and self._in_step(ledger, burst, settings)
             and self._fell(ledger, burst, settings)
         ]
 
-    def _in_step(self, burst: Sequence[RequestState], settings: Settings) -> bool:
-        """Whether they ended close together compared with their run time: short ones end close together by chance."""
-        spread = burst[-1].finished_ns - burst[0].finished_ns
-        life = statistics.median(record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst)
-        return spread <= settings(self.max_spread) * life
+    def _in_step(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
+        """Whether they ended close together compared with their run time: short ones end close together by chance.
+
+        Requests that run for a few steps only end in the same one even more often, however long it is.
+        """
+        spread_s = (burst[-1].finished_ns - burst[0].finished_ns) / 1e9
+        lives = [record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst]
+        life_s, limit = statistics.median(lives) / 1e9, settings(self.max_spread)
+        if spread_s > limit * life_s:
+            return False
+        within = min(1.0, max(spread_s, mean_step_s(ledger)) / life_s) if life_s else 1.0
+        fewest = settings(self.min_requests)
+        return len(burst) * within ** (len(burst) - 1) <= fewest * limit ** (fewest - 1)
 
     def _ran_alike(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
         """Whether all ran equally long, to a step or two: a wave whose prompts took several steps, and its ends as
@@ -446,8 +454,14 @@ def _blocks_in_use(point: Point) -> int:
 
 
 def _queued_for_room(point: Point) -> int:
-    """Return how many wait for a place or for blocks, and not for a grammar or for KV from elsewhere."""
-    return point.waiting - sum(count for cause, count in point.waiting_by if cause in WAITS_OUTSIDE)
+    """Return how many wait for a place or for blocks, and not for a grammar or for KV from elsewhere.
+
+    Where the head is new, no pass has left those behind it waiting either: they came while a step ran.
+    """
+    others = WAITS_OUTSIDE
+    if any(cause == Cause.NEW for cause, _ in point.waiting_by):
+        others |= {Cause.NEW, Cause.BEHIND_HEAD}
+    return point.waiting - sum(count for cause, count in point.waiting_by if cause in others)
 
 
 def _demands_text(asked: Sequence[Demand]) -> str:
