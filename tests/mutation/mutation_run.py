@@ -20,7 +20,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -111,8 +111,8 @@ def record_with_vllm(forks: VllmForks) -> ReachedFunctions:
 
 
 def tests_of(mutant: Mutant, reached: ReachedFunctions) -> list[str]:
-    """Return the tests that reach a mutant, within the bound: first those whose file names its module, and the quickest
-    of each file before the next of any.
+    """Return the tests that reach a mutant, within the bound: first those whose file names its module, the quickest
+    first, and of each file as many as of any other by their CPU time.
     """
     file = f"{path_of(mutant.module)}:"
     if mutant.value is None:
@@ -144,12 +144,12 @@ def _words_of(mutant: Mutant) -> tuple[str, ...]:
 
 
 def _in_order(tests: Iterable[str], words: tuple[str, ...], seconds: dict[str, float]) -> list[str]:
-    of_file: Counter[str] = Counter()
+    of_file: dict[str, float] = defaultdict(float)
     ranks = {}
     for test in sorted(tests, key=lambda one: (seconds[one], one)):
         file = test.partition("::")[0]
-        ranks[test] = (not _mentions(file, words), of_file[file], seconds[test])
-        of_file[file] += 1
+        of_file[file] += seconds[test]
+        ranks[test] = (not _mentions(file, words), of_file[file], test)
     return sorted(ranks, key=lambda one: ranks[one])
 
 
