@@ -32,8 +32,8 @@ class MutantResult(msgspec.Struct):
     seconds: float = 0.0
 
     def still_holds(self) -> bool:
-        """Whether it was killed and its module has not changed since."""
-        return self.fate == "killed" and self.module_digest == digest(self.mutant.module)
+        """Whether it was killed or shown to change nothing, and its module has not changed since."""
+        return self.fate in ("killed", "accepted") and self.module_digest == digest(self.mutant.module)
 
     def line(self) -> str:
         """Return it as the table shows it."""

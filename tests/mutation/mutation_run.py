@@ -3,7 +3,7 @@
     python -m tests.mutation                    400 mutants; a third each from detectors, findings and probe
     python -m tests.mutation --mutants 60       fewer: the first of these 400
     python -m tests.mutation --only TEXT        those whose module, function or change contains TEXT
-    python -m tests.mutation --resume FILE      run those alone that FILE does not have as killed, and add to it
+    python -m tests.mutation --resume FILE      run those that FILE does not settle, and add to it
 
 A mutant runs against the tests that reach its function, those whose file names its module first, up to a bound of
 their CPU time. The first that fails kills it. A test that fails without a mutant kills none. For the probe,

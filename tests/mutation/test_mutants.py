@@ -177,6 +177,7 @@ def test_a_result_holds_while_its_module_is_the_same() -> None:
     assert result.still_holds()
     assert not msgspec.structs.replace(result, module_digest="other").still_holds()
     assert not msgspec.structs.replace(result, fate="survived").still_holds()
+    assert msgspec.structs.replace(result, fate="accepted").still_holds()
 
 
 def test_mutants_that_no_test_reaches_count_as_alive_and_equivalent_ones_not_at_all() -> None:
