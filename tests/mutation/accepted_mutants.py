@@ -239,4 +239,10 @@ ACCEPTED_MUTANTS: Final[dict[tuple[str, str, str, str], str]] = {
         "return Cause.CONNECTOR if self._state.matches.get(request.request_id, 0) is None else Cause.UNKNOWN",
         "0 -> 1",
     ): "any number says that the connector was not asked",
+    (
+        f"{_RULES}.collapse.prefix_hits",
+        "PrefixHits._missed_windows",
+        "of_late = takewhile(lambda one: one.at_ns >= oldest_ns - window_ns, reversed(ledger.prompts))",
+        "one.at_ns >= oldest_ns - window_ns -> one.at_ns > oldest_ns - window_ns",
+    ): "a window is yielded only for a prompt that missed later: in the last lasts_s, or in the last window_s",
 }
