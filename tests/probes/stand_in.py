@@ -177,6 +177,7 @@ def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[
     """One without requests. groups: managers, one by default. kv_groups: their specifications, for the description.
 
     Its pass does what a test has put in `within`, and then gives out `plan`. The connector keeps the blocks of `keeps`.
+    A request that stops has the status `stops_as`.
     """
     config = SimpleNamespace(
         model_config=SimpleNamespace(model="meta/llama", served_model_name=None, max_model_len=4096),
@@ -199,6 +200,7 @@ def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[
             self.waiting = Queue()
             self.plan, self.within = Output({}), lambda: None
             self.keeps: set[str] = set()
+            self.stops_as = "FINISHED_STOPPED"
 
         def add_request(self, request: Any) -> None:
             self.requests[request.request_id] = request
@@ -214,6 +216,11 @@ def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[
             return self.plan
 
         def update_from_output(self, scheduler_output: Output, model_runner_output: Any) -> None: ...
+
+        def _handle_stopped_request(self, request: Any) -> bool:
+            self.running.remove(request)
+            request.status.name = self.stops_as
+            return bool(request.is_finished())
 
         def _try_schedule_encoder_inputs(self, request: Any, tokens: int) -> tuple[list[int], int, int]:
             return [], tokens, 0

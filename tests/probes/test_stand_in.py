@@ -362,3 +362,16 @@ def test_a_request_that_got_blocks_and_no_tokens_waits_for_its_fetch_until_that_
     assert not probed.drain().request("a").ready_ns  # type: ignore[union-attr]
     made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving={"a"}))
     assert probed.drain().request("a").ready_ns  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("status", [Status.WAITING_FOR_STREAMING_REQ, Status.WAITING])
+def test_a_session_that_stopped_waits_for_its_next_input_or_is_queued_with_it(status: Status) -> None:
+    made = scheduler(stops_as=status.name)
+    probed = Probed(made)
+    one = probed.arrive("a")
+    probed.step({"a": 10}, "a")
+    one.status.name = "RUNNING"
+    made._handle_stopped_request(one)
+    record = probed.drain().request("a")
+    assert record is not None
+    assert record.status == status
