@@ -145,6 +145,17 @@ def test_requests_that_end_over_many_steps_and_did_not_run_equally_long_may_end_
     assert ("end as close" in finding.missing) == (verdict == "likely")
 
 
+def run_for_12_s(scene: Spoken, numbers: list[int], steps: int) -> None:
+    """Requests run for so many equal steps, or for none that are told."""
+    for second in range(12):
+        step, begun = divmod(second * steps, 12)
+        if steps and not begun:
+            scene.log.step_launched(step, numbers, [1] * len(numbers))
+        scene.wait(1)
+        if steps and (second + 1) * steps % 12 == 0:
+            scene.log.step_completed(step, round(12e9 / steps), Limit.NONE, -1, -1, -1)
+
+
 def wave_of_eight(
     *,
     blocks: int = 80,
@@ -173,13 +184,7 @@ def wave_of_eight(
         scene.arrive(number, mine)
     for number in range(11, 11 + stay):
         scene.arrive(number, [70 + number - 11])
-    for second in range(12):
-        step, begins = divmod(second * run_steps, 12)
-        if run_steps and not begins:
-            scene.log.step_launched(step, [*held], [1] * len(held))
-        scene.wait(1)
-        if run_steps and (second + 1) * run_steps % 12 == 0:
-            scene.log.step_completed(step, round(12e9 / run_steps), Limit.NONE, -1, -1, -1)
+    run_for_12_s(scene, [*held], run_steps)
     for number, mine in held.items():
         if early and number == early + 1:
             for step in range(steps_between):

@@ -20,6 +20,7 @@ from kvscope.monitor.detectors.advice import smaller_budget
 from kvscope.monitor.detectors.arrival_rates import for_room
 from kvscope.monitor.detectors.collapse.usage_fall import (
     before_fall,
+    chance_within,
     counter_moved,
     end_together_by_chance,
     generations_passed,
@@ -151,12 +152,15 @@ class Lockstep(Detector[Judgement]):
         """
         spread_s = (burst[-1].finished_ns - burst[0].finished_ns) / 1e9
         lives = [record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst]
-        life_s, limit = statistics.median(lives) / 1e9, settings(self.max_spread)
-        if spread_s > limit * life_s:
+        life_s = statistics.median(lives) / 1e9
+        if spread_s > settings(self.max_spread) * life_s:
             return False
         within = min(1.0, max(spread_s, mean_step_s(ledger)) / life_s) if life_s else 1.0
-        fewest = settings(self.min_requests)
-        return len(burst) * within ** (len(burst) - 1) <= fewest * limit ** (fewest - 1)
+        return chance_within(len(burst), within) <= self._least_chance(settings)
+
+    def _least_chance(self, settings: Settings) -> float:
+        """Return how often the fewest and the widest that count end together, if their lengths are independent."""
+        return chance_within(round(settings(self.min_requests)), settings(self.max_spread))
 
     def _ran_alike(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
         """Whether all ran equally long, to a step or two: a wave whose prompts took several steps, and its ends as
@@ -346,9 +350,8 @@ class Lockstep(Detector[Judgement]):
 
     def _ended_by_chance(self, samples: Sequence[Sample], before: Sample, fall: int, settings: Settings) -> bool:
         """Whether requests with independent lengths would end so as often as the fewest and the widest that count."""
-        fewest, spread = settings(self.min_requests), settings(self.max_spread)
         chance = end_together_by_chance(samples[: fall + 1], before)
-        return chance is not None and chance > fewest * spread ** (fewest - 1)
+        return chance is not None and chance > self._least_chance(settings)
 
     def _from_report(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         facts = ledger.facts

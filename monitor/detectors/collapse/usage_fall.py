@@ -52,6 +52,14 @@ def is_new_work(samples: Sequence[Sample], before: Sample, fall: int, wave: int)
     return prompt_tokens_until(samples[fall : wave + 6])[-1] > 0
 
 
+def chance_within(count: int, share: float) -> float:
+    """Return the chance that so many requests of independent lengths all end within this share of their duration.
+
+    Any of them may be the first to end, and each other follows it within that time.
+    """
+    return float(count * share ** (count - 1))
+
+
 def end_together_by_chance(samples: Sequence[Sample], before: Sample) -> float | None:
     """Return the chance that so many of the requests that ran at `before` end until the last sample, if each ends
     independently of the others. Return None where no count of finished requests is exposed.
