@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.detectors.registry import THRESHOLDS
+from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
 from kvscope.monitor.events.kinds import Cause, Holder, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Watched, lockstep, value
 from tests.detectors.spoken import Spoken
@@ -234,6 +234,56 @@ def wave_of_eight(
 )
 def test_a_wave_empties_half_the_pool_and_half_as_many_queue_soon(scene: dict[str, Any], fires: bool) -> None:
     assert bool(wave_of_eight(**scene).firing(LOCKSTEP)) == fires
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "ran_s", "later_s", "fires"),
+    [
+        (0.0, 4, 0.3, True),
+        (0.0, 4, 0.5, False),  # over a tenth of their run
+        (8.0, 4, 0.5, False),  # however long they waited before it
+    ],
+)
+def test_a_wave_ends_within_a_tenth_of_its_run(waited_s: float, ran_s: int, later_s: float, fires: bool) -> None:
+    """The last of eight requests ends later than the others."""
+    scene = Spoken(total=81)
+    for number in range(1, 9):
+        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+    scene.wait(waited_s)
+    for number in range(1, 9):
+        scene.log.allocated(number, blocks_of(number))
+        scene.log.admitted(number, 0)
+    for _ in range(ran_s):
+        scene.wait(1)
+    for number in range(1, 9):
+        if number == 8:
+            scene.wait(later_s)
+        scene.log.finished(number, Status.FINISHED_STOPPED)
+        scene.log.released(number, blocks_of(number), Release.FINISHED)
+    scene.wait(1)
+    for number in range(21, 29):
+        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        scene.log.not_scheduled(number, Cause.TOKEN_BUDGET, 1)
+    scene.wait(1)
+    scene.wait(1)
+    assert bool(scene.firing(LOCKSTEP)) == fires
+
+
+def blocks_of(number: int) -> list[int]:
+    """An eighth of the pool."""
+    return [*range(10 * number - 9, 10 * number + 1)]
+
+
+def test_requests_that_never_ran_are_no_wave() -> None:
+    """They arrive and end at one moment, with blocks: nothing says how long they had them."""
+    scene = Spoken(total=81)
+    for number in range(1, 9):
+        scene.arrive(number, blocks_of(number))
+    for number in range(1, 9):
+        scene.log.finished(number, Status.FINISHED_STOPPED)
+        scene.log.released(number, blocks_of(number), Release.FINISHED)
+    scene.wait(1)
+    assert not [*CATALOGUE[LOCKSTEP]().detect(scene.ledger, scene.watch.settings)]
 
 
 def test_usage_before_a_burst_is_that_before_its_first_end() -> None:

@@ -153,9 +153,9 @@ class Lockstep(Detector[Judgement]):
         spread_s = (burst[-1].finished_ns - burst[0].finished_ns) / 1e9
         lives = [record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst]
         life_s = statistics.median(lives) / 1e9
-        if spread_s > settings(self.max_spread) * life_s:
+        if not life_s or spread_s > settings(self.max_spread) * life_s:
             return False
-        within = min(1.0, max(spread_s, mean_step_s(ledger)) / life_s) if life_s else 1.0
+        within = max(spread_s, mean_step_s(ledger)) / life_s
         return chance_within(len(burst), within) <= self._least_chance(settings)
 
     def _least_chance(self, settings: Settings) -> float:
