@@ -135,6 +135,23 @@ def test_a_compiled_grammar_stands_behind_the_head_unless_no_request_could_start
     assert cause_of(probed, "waits") == cause
 
 
+@pytest.mark.parametrize(("reached", "cause"), [(False, Cause.BEHIND_HEAD), (True, Cause.REMOTE_KV)])
+def test_a_request_that_a_pass_reaches_and_does_not_promote_stands_behind_no_head(reached: bool, cause: Cause) -> None:
+    made = scheduler(finished_recving_kv_req_ids={"waits"})
+    probed = Probed(made)
+    runs(probed, "runs")
+    one = probed.arrive("waits", status="WAITING_FOR_REMOTE_KVS")
+
+    def look() -> None:
+        if reached:
+            made.waiting.pop_request()
+            made.waiting.insert(0, one)
+
+    made.within = look
+    probed.step({"runs": 1})
+    assert cause_of(probed, "waits") == cause
+
+
 def test_a_pause_for_new_requests_holds_back_those_of_both_queues() -> None:
     """By priority, over all queues. Only the queue of requests that hold blocks is served."""
     made = scheduler(policy=SimpleNamespace(name="PRIORITY"), skipped_waiting=Queue())

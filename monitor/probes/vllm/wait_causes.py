@@ -172,10 +172,15 @@ class WaitCauses:
             self._pass_over(request, cause)
 
     def _ready_but_not_seen(self, closed: Cause | None) -> None:
-        """Report requests whose wait is over, and that vLLM promotes only when it reaches them."""
+        """Report requests whose wait is over, and that vLLM promotes only when it reaches them.
+
+        One that this pass took from its queue and put back was reached, and left as it was: it stands behind no head.
+        """
         fetched = getattr(self._scheduler, "finished_recving_kv_req_ids", ())
         for request, status in list(self._state.blocked.values()):
             remote = status == Status.WAITING_FOR_REMOTE_KVS and request.request_id in fetched
+            if request.request_id in self._state.popped:
+                continue
             if remote or (status == Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and _has_grammar(request)):
                 self._pass_over(request, closed or Cause.BEHIND_HEAD)
 
