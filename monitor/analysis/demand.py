@@ -7,6 +7,7 @@ demand   = clients x (tokens of a prompt + tokens generated for it)
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -50,3 +51,19 @@ def number_fact(facts: Mapping[str, Fact], name: str) -> float | None:
     """Return the number of that name, or None if it is missing or is not a number."""
     fact = facts.get(name)
     return None if fact is None or isinstance(fact.value, str) else float(fact.value)
+
+
+def capacity_at(facts: Mapping[str, Fact]) -> str:
+    """Return where the engine reported what capacity_tokens() is from."""
+    return facts["max_concurrency" if "max_concurrency" in facts else "kv_cache_size_tokens"].position
+
+
+def steps_text(asked: Demand, facts: Mapping[str, Fact]) -> str:
+    """Return how many steps the prompts of one wave take, or nothing if the budget of a step is not known."""
+    budget, prompt = number_fact(facts, "max_num_batched_tokens"), number_fact(facts, "load_input_len")
+    if not budget or not prompt:
+        return ""
+    return (
+        f" The prompts of a wave of {asked.clients} take at least {math.ceil(asked.clients * prompt / budget):,}"
+        f" steps of {budget:,.0f} tokens. During these, usage climbs from zero with almost no output."
+    )

@@ -194,8 +194,7 @@ def test_a_prefix_that_all_groups_have_is_missed_though_one_has_a_window() -> No
     assert ["prefix-missed" in each for each in kinds] == [True, False, False]
 
 
-HELD_WHILE_OTHERS_STILL_RAN = (2134, 20261212)
-"""Fetched requests that hold the pool for good from 55 s on. Small ones get past them, the last of these at 98 s."""
+HELD_WHILE_OTHERS_STILL_RAN = (2134, 20261212)  # from 55 s on for good, and small ones get past them until 98 s
 TAKEN_IN_LATE, PINNED_BESIDE_A_FETCH, PASSED_OVER = (194, 780), (246, 20261125), (58, 780)
 """Runs of each fault in turn, with their seed. A fetch ends while the engine sleeps: only the next request wakes it.
 The pins of a fetch outlive it while others are fetched. A fetch ends, and the engine, which is busy, is not told.
@@ -293,17 +292,6 @@ def test_a_wave_counts_as_ended_together_if_some_of_the_next_must_wait(places: i
     load = (Clients("w", times=waves, until_s=20, prompt=(24, 24), output=(20, 20)),)
     end = ended(small(load=load, engine={"max_num_seqs": places}))
     assert [harm.since_s < 9 for harm in decide(end) if harm.kind == "ended-together"] == [True] * queues
-
-
-@pytest.mark.parametrize(("block_size", "prompt", "unfilled"), [(256, 12, True), (16, 240, False)])
-def test_a_request_waits_for_room_that_others_hold_and_do_not_fill(
-    block_size: int, prompt: int, unfilled: bool
-) -> None:
-    load = (Clients("c", at_once=7, until_s=30, prompt=(prompt, prompt), output=(4, 4)),)
-    end = ended(small(load=load, engine={"num_gpu_blocks_override": 1 + 1024 // block_size, "block_size": block_size}))
-    kinds = {harm.kind for harm in decide(end)}
-    assert "queued-for-blocks" in kinds
-    assert ("queued-for-unfilled-blocks" in kinds) == unfilled
 
 
 def test_preemptions_are_work_done_twice() -> None:

@@ -8,14 +8,21 @@ usage, the pool's size and the load's command: a hypothesis, never above cannot-
 
 from __future__ import annotations
 
-import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Reversible, Sequence
+from collections.abc import Iterator, Reversible, Sequence
 from operator import attrgetter
 from typing import Final
 
-from kvscope.monitor.analysis.demand import Demand, capacity_tokens, demands, number_fact, tokens_per_request
+from kvscope.monitor.analysis.demand import (
+    Demand,
+    capacity_at,
+    capacity_tokens,
+    demands,
+    number_fact,
+    steps_text,
+    tokens_per_request,
+)
 from kvscope.monitor.detectors.advice import smaller_budget
 from kvscope.monitor.detectors.arrival_rates import for_room
 from kvscope.monitor.detectors.collapse.usage_fall import (
@@ -34,7 +41,7 @@ from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
 from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
 from kvscope.monitor.events.kinds import Cause, Status
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import RequestState
 from kvscope.monitor.text import clock_time, counted, duration, percent
@@ -368,7 +375,7 @@ class Lockstep(Detector[Judgement]):
             evidence=(
                 Evidence("usage_reported_before", round(100 * high, 1), "%", REPORT, position),
                 Evidence("usage_reported_after", round(100 * low, 1), "%", REPORT, position),
-                Evidence("pool_capacity", capacity, "tokens", REPORT, _capacity_at(ledger)),
+                Evidence("pool_capacity", capacity, "tokens", REPORT, capacity_at(facts)),
                 Evidence("tokens_per_request", each, "tokens", REPORT, facts["load_input_len"].position),
                 *(Evidence(f"demand_of_{demand.clients}", demand.tokens, "tokens", REPORT) for demand in asked),
                 *(
@@ -381,7 +388,7 @@ class Lockstep(Detector[Judgement]):
             explanation=(
                 f"The report says that usage fell from {percent(high)} to {percent(low)}. The pool holds"
                 f" {capacity:,} tokens, and each request {each:,} at its end: {_demands_text(asked)}."
-                f" {_conclusion(asked)}{_steps_text(asked[0], facts)} Nothing here shows whether requests completed"
+                f" {_conclusion(asked)}{steps_text(asked[0], facts)} Nothing here shows whether requests completed"
                 " or were preempted, so this is a hypothesis."
             ),
             do_now=(
@@ -482,22 +489,6 @@ def _conclusion(asked: Sequence[Demand]) -> str:
         f"With {' or '.join(fits)} the pool is never full, so the engine has no need to preempt. Similar requests"
         " that start together also end together, and the next wave queues during its prefill."
     )
-
-
-def _steps_text(asked: Demand, facts: Mapping[str, Fact]) -> str:
-    """How many steps the prompts of one wave take, if the budget of a step is known."""
-    budget, prompt = number_fact(facts, "max_num_batched_tokens"), number_fact(facts, "load_input_len")
-    if not budget or not prompt:
-        return ""
-    return (
-        f" The prompts of a wave of {asked.clients} take at least {math.ceil(asked.clients * prompt / budget):,}"
-        f" steps of {budget:,.0f} tokens. During these, usage climbs from zero with almost no output."
-    )
-
-
-def _capacity_at(ledger: EngineLedger) -> str:
-    facts = ledger.facts
-    return facts["max_concurrency" if "max_concurrency" in facts else "kv_cache_size_tokens"].position
 
 
 def _reported_number(ledger: EngineLedger, fact: str, name: str, times: int, unit: str) -> Iterator[Evidence]:
