@@ -97,6 +97,16 @@ def test_short_requests_that_end_by_chance_within_a_second_are_no_collapse() -> 
     assert not scene.alarms()
 
 
+def queue_eight(scene: Spoken) -> None:
+    """A second later eight requests come, and a pass leaves them waiting."""
+    scene.wait(1)
+    for number in range(21, 29):
+        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
+        scene.log.not_scheduled(number, Cause.TOKEN_BUDGET, 1)
+    scene.wait(1)
+    scene.wait(1)
+
+
 def wave_ends(*, together: int, preempted: int) -> Spoken:
     """Requests hold a pool of 80 blocks in equal parts; they end at once, some by preemption; then eight wait."""
     scene = Spoken(total=81)
@@ -114,12 +124,7 @@ def wave_ends(*, together: int, preempted: int) -> Spoken:
         else:
             scene.log.finished(number, Status.FINISHED_STOPPED)
             scene.log.released(number, blocks, Release.FINISHED)
-    scene.wait(1)
-    for number in range(21, 29):
-        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
-        scene.log.not_scheduled(number, Cause.TOKEN_BUDGET, 1)
-    scene.wait(1)
-    scene.wait(1)
+    queue_eight(scene)
     return scene
 
 
@@ -260,12 +265,7 @@ def test_a_wave_ends_within_a_tenth_of_its_run(waited_s: float, ran_s: int, late
             scene.wait(later_s)
         scene.log.finished(number, Status.FINISHED_STOPPED)
         scene.log.released(number, blocks_of(number), Release.FINISHED)
-    scene.wait(1)
-    for number in range(21, 29):
-        scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
-        scene.log.not_scheduled(number, Cause.TOKEN_BUDGET, 1)
-    scene.wait(1)
-    scene.wait(1)
+    queue_eight(scene)
     assert bool(scene.firing(LOCKSTEP)) == fires
 
 
