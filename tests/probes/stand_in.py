@@ -225,6 +225,9 @@ def scheduler(blocks: int = 20, groups: Sequence[Any] = (), kv_groups: Sequence[
         def _try_schedule_encoder_inputs(self, request: Any, tokens: int) -> tuple[list[int], int, int]:
             return [], tokens, 0
 
+        def _free_cow_retained_blocks(self, blocks: list[Block], fence_seq: int) -> None:
+            pool.free_blocks(blocks)
+
         def finish_requests(self, request_id: str) -> None:
             self.requests[request_id].status.name = "FINISHED_ABORTED"
             self._free_request(self.requests[request_id])

@@ -180,7 +180,50 @@ def test_a_request_that_is_passed_over_again_is_reported_as_the_count_doubles() 
     assert list(counts()) == [1, 2, 2, 4, 4]
 
 
+@pytest.mark.parametrize(("before", "cause"), [(0, Cause.KV_BLOCKS), (1, Cause.UNKNOWN)])
+def test_blocks_that_a_pass_frees_after_it_refused_a_request_were_not_free_for_it(before: int, cause: Cause) -> None:
+    """It keeps the blocks of copies on write until it has considered all requests. The request needs one block."""
+    probed = Probed(scheduler())
+    runs(probed, "runs")
+    pool = probed.scheduler.kv_cache_manager.block_pool
+    retained = pool.get_new_blocks(1)
+    probed.scheduler.kv_cache_manager.group.allocate("runs", pool, pool.free_block_queue.num_free_blocks - before)
+    probed.arrive("waits")
+    probed.scheduler.within = lambda: probed.scheduler._free_cow_retained_blocks(retained, 1)
+    probed.step({"runs": 1})
+    assert cause_of(probed, "waits") == cause
+
+
+def test_what_a_pass_frees_after_its_refusals_is_free_in_the_next() -> None:
+    probed = Probed(scheduler())
+    runs(probed, "runs")
+    pool = probed.scheduler.kv_cache_manager.block_pool
+    retained = pool.get_new_blocks(1)
+    short_of_blocks(probed)
+    probed.arrive("waits")
+    probed.scheduler.within = lambda: probed.scheduler._free_cow_retained_blocks(retained, 1)
+    probed.step({"runs": 1})
+    probed.scheduler.within = lambda: None
+    probed.step({"runs": 1})
+    assert cause_of(probed, "waits") == Cause.UNKNOWN, "with a block free, no refusal explains why it still waits"
+
+
 # ---------------------------------------------------------------- requests that run
+
+
+@pytest.mark.parametrize(("runs_between", "times"), [(True, 1), (False, 2)])
+def test_a_request_that_ran_since_it_was_passed_over_is_reported_anew(runs_between: bool, times: int) -> None:
+    """Else it is the third time, and a count is reported as it doubles."""
+    probed = Probed(scheduler())
+    runs(probed, "first", "last")
+    for _ in range(2):
+        probed.step({"last": 1})
+    if runs_between:
+        probed.step({"first": 1, "last": 1})
+    probed.step({"last": 1})
+    record = probed.drain().request("first")
+    assert record is not None
+    assert record.times_passed_over == times
 
 
 @pytest.mark.parametrize(("served", "cause"), [("first", Cause.TOKEN_BUDGET), ("last", Cause.ZERO_TOKENS)])

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 from kvscope.monitor.events.kinds import Evict, Holder, Release
 from kvscope.monitor.events.wire import NO_REQUEST
@@ -15,6 +15,9 @@ from kvscope.monitor.probes.vllm.emitter import ALLOCATED, CACHED, Emitter
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.owner import caller, gives
 from kvscope.monitor.probes.vllm.probe_state import ProbeState, flat_blocks
+
+FREES_COPIES: Final = "_free_cow_retained_blocks"
+"""The scheduler's method that frees the blocks of copies on write, at the end of a pass: after all refusals."""
 
 
 class BlockHooks:
@@ -93,6 +96,8 @@ class BlockHooks:
             self._emitter.write_notes()
             who = caller(self._state.scheduler)
             if who is None or who[0] not in self._state.numbers:
+                if sys._getframe(2).f_code.co_name == FREES_COPIES:  # beyond the wrapper
+                    self._state.free_before_copies = self._state.free_queue.num_free_blocks
                 self._released_by_others(freed)
             else:
                 request_id, group, function = who

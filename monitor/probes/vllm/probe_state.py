@@ -61,10 +61,15 @@ class ProbeState:
         """Requests that wait for something outside the scheduler, and the status in which they do."""
         self.preempted: set[str] = set()
         self.without_token: dict[str, Any] = {}
-        self.passed_over: dict[str, tuple[Cause, int]] = {}
+        self.passed_over: dict[str, tuple[Cause, int, int]] = {}
+        """By request: why passes left it out, at how many computed tokens, and how often in a row."""
         self.gave_blocks: list[str] = []
         """Requests that the pool gave blocks in this pass of the scheduler, and perhaps in some before."""
         self.preempted_in_pass = False
+        self.free_before_copies: int | None = None
+        """Blocks that were free in this pass of the scheduler before it freed those that it kept for copies on write,
+        or None if it kept none.
+        """
         self.release_reason: Release | None = None
         """Why blocks are freed by the call that is under way."""
         self.launched: deque[tuple[Any, ...]] = deque()

@@ -103,6 +103,7 @@ class SchedulerHooks:
         for noted in (state.gave_blocks, state.lookups, state.matches, state.popped, state.without_encoder):
             noted.clear()
         state.preempted_in_pass = self._emitter.timed = False
+        state.free_before_copies = None
         self._emitter.eventful = bool(state.preempted or state.blocked or state.without_token)
         return limit, [self._numbers[request_id] for request_id in scheduled], [*scheduled.values()]
 

@@ -140,7 +140,8 @@ class WaitCauses:
         state, request_id = self._state, request.request_id
         if request_id in state.without_encoder:
             return Cause.ENCODER
-        free, budget = state.free_queue.num_free_blocks, self._max_tokens - tokens
+        budget = self._max_tokens - tokens
+        free = state.free_queue.num_free_blocks if state.free_before_copies is None else state.free_before_copies
         hit = state.lookups.get(request_id, (state.needed.no_blocks, 0))
         external = state.matches.get(request_id) or 0
         if not external and not state.needed.chunk(request, budget, hit[1]):
@@ -200,11 +201,14 @@ class WaitCauses:
             yield from ((request, False) for queue in others for request in queue)
 
     def _pass_over(self, request: Any, cause: Cause) -> None:
-        """Report a state, not an event a step: when the cause changes, and as the count doubles."""
-        passed_over = self._state.passed_over
-        before, times = passed_over.get(request.request_id, (cause, 0))
-        times = times + 1 if before == cause else 1
-        passed_over[request.request_id] = cause, times
+        """Report a state, not an event a step: when the cause changes, and as the count doubles.
+
+        A request that has run since is passed over anew: readers dropped the cause when it made progress.
+        """
+        passed_over, computed = self._state.passed_over, request.num_computed_tokens
+        before, computed_before, times = passed_over.get(request.request_id, (cause, computed, 0))
+        times = times + 1 if (before, computed_before) == (cause, computed) else 1
+        passed_over[request.request_id] = cause, computed, times
         if times & (times - 1) == 0:
             self._emitter.stamped.not_scheduled(self._state.numbers[request.request_id], cause, times)
 
