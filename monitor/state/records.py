@@ -98,6 +98,10 @@ class RequestState(msgspec.Struct, array_like=True):
     reused_blocks: int = 0
     """Blocks that the prefix cache has supplied, in all groups."""
     looked_up_at: int = UNKNOWN_POSITION
+    admitted_step: int = 0
+    """Steps of the epoch that had completed when it was first admitted."""
+    ended_step: int = 0
+    """Steps of the epoch that had completed when it finished."""
 
     @property
     def is_finished(self) -> bool:

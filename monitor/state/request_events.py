@@ -145,7 +145,8 @@ def _fold_admitted(state: EngineState, record: RequestState, args: list[int]) ->
     move_request(state, record, Status.RUNNING, Cause.NONE)
     if state.lost_tokens:
         state.recomputed += max(state.lost_tokens.pop(record.number, 0) - args[0], 0)
-    record.admitted_ns = record.admitted_ns or state.now_ns
+    if not record.admitted_ns:
+        record.admitted_ns, record.admitted_step = state.now_ns, state.totals.steps
     record.fetch_ended_ns = 0
     record.progressed_ns = state.now_ns
     record.computed_tokens = record.admitted_tokens = args[0]
@@ -273,7 +274,7 @@ def _note_wait(state: EngineState, record: RequestState) -> None:
 def _fold_finished(state: EngineState, record: RequestState, args: list[int]) -> None:
     move_request(state, record, args[0], Cause.NONE)
     state.lost_tokens.pop(record.number, None)
-    record.finished_ns = state.now_ns
+    record.finished_ns, record.ended_step = state.now_ns, state.totals.steps
     record.ended_blocks = len(record.blocks)
     record.peak_blocks = max(record.peak_blocks, record.ended_blocks)
     state.finished.append(record)

@@ -137,14 +137,22 @@ def test_four_requests_that_end_together_without_a_preemption_are_a_wave(
 
 
 @pytest.mark.parametrize(
-    ("steps_between", "later_s", "verdict"),
-    [(1, 0.0, "confirmed"), (6, 0.0, "likely"), (6, 0.5, "confirmed"), (6, 2.0, "likely")],
+    ("steps_between", "steps_later", "verdict"),
+    [
+        (1, 0, "confirmed"),
+        (2, 0, "likely"),
+        (6, 0, "likely"),
+        (6, 4, "likely"),
+        (6, 5, "confirmed"),
+        (6, 6, "confirmed"),
+        (6, 8, "likely"),
+    ],
 )
 def test_requests_that_end_over_many_steps_and_did_not_run_equally_long_may_end_so_by_chance(
-    steps_between: int, later_s: float, verdict: str
+    steps_between: int, steps_later: int, verdict: str
 ) -> None:
     """Two of eight end half a second before the others, steps of half a second or of less lie between."""
-    scene = wave_of_eight(early=2, steps_between=steps_between, later_s=later_s)
+    scene = wave_of_eight(early=2, steps_between=steps_between, steps_later=steps_later)
     (finding,) = scene.firing(LOCKSTEP)
     assert finding.verdict == verdict
     assert ("end as close" in finding.missing) == (verdict == "likely")
@@ -161,6 +169,21 @@ def run_for_12_s(scene: Spoken, numbers: list[int], steps: int) -> None:
             scene.log.step_completed(step, round(12e9 / steps), Limit.NONE, -1, -1, -1)
 
 
+def run_steps_within(scene: Spoken, seconds: float, steps: range, number: int) -> None:
+    """One request runs for these steps, each of so many seconds."""
+    for step in steps:
+        scene.log.step_launched(step, [number], [1])
+        scene.wait(seconds)
+        scene.log.step_completed(step, round(seconds * 1e9), Limit.NONE, -1, -1, -1)
+
+
+def test_short_steps_whose_longest_was_long_end_requests_of_a_wave_no_later() -> None:
+    """Eight end over four steps, in less time than the longest step of the epoch takes."""
+    scene = wave_of_eight(early=2, steps_between=3, longest_s=2.0)
+    (finding,) = scene.firing(LOCKSTEP)
+    assert finding.verdict == "likely"
+
+
 def wave_of_eight(
     *,
     blocks: int = 80,
@@ -171,31 +194,33 @@ def wave_of_eight(
     after_s: float = 1.0,
     early: int = 0,
     steps_between: int = 1,
-    later_s: float = 0.0,
+    steps_later: int = 0,
+    longest_s: float = 0.0,
     left_by_a_pass: bool = True,
     run_steps: int = 0,
 ) -> Spoken:
     """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then
     `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of them had until then.
-    `early` end half a second before the others, and so many steps lie between. The others come `later_s` after them.
+    `early` end half a second before the others, and so many steps lie between. The others come `steps_later` such
+    steps after them. A step of `longest_s` comes before all.
     A pass leaves those that wait, unless they came after the last one. The eight run for `run_steps` equal steps.
     """
     scene = Spoken(total=81)
     each = blocks // 8
     held = {number: list(range(1 + each * (number - 1), 1 + each * number)) for number in range(1, 9)}
+    if longest_s:
+        run_steps_within(scene, longest_s, range(1), 9)
     for number, mine in held.items():
         if number == early + 1:
-            scene.wait(later_s)
+            run_steps_within(scene, 0.5 / steps_between, range(1, 1 + steps_later), 1)
         scene.arrive(number, mine)
     for number in range(11, 11 + stay):
         scene.arrive(number, [70 + number - 11])
     run_for_12_s(scene, [*held], run_steps)
     for number, mine in held.items():
         if early and number == early + 1:
-            for step in range(steps_between):
-                scene.log.step_launched(step, [8], [1])
-                scene.wait(0.5 / steps_between)
-                scene.log.step_completed(step, round(0.5e9 / steps_between), Limit.NONE, -1, -1, -1)
+            first = 1 + steps_later
+            run_steps_within(scene, 0.5 / steps_between, range(first, first + steps_between), 8)
         scene.log.finished(number, Status.FINISHED_STOPPED)
         if number <= kept:
             scene.log.free_deferred(number, mine, Holder.CONNECTOR)

@@ -1,7 +1,7 @@
 """collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues.
 
-From the stream, by the ends of requests and the queue after them (confirmed within a step or two, or if they
-started together, and else likely). From metrics, by usage, Running, Waiting and the count of finished requests at
+From the stream, by the ends of requests and the queue after them (confirmed within two steps, or if they ran for
+equally many, and else likely). From metrics, by usage, Running, Waiting and the count of finished requests at
 scrapes up to 20 s apart (likely). From a log, which lacks that count (cannot-tell). From a bug report, by a fall of
 usage, the pool's size and the load's command: a hypothesis, never above cannot-tell.
 """
@@ -34,7 +34,7 @@ from kvscope.monitor.detectors.collapse.usage_fall import (
     is_new_work,
 )
 from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s, mean_step_s, pace_s
+from kvscope.monitor.detectors.engine_pace import at_pace_s, mean_step_s
 from kvscope.monitor.detectors.judgement import Evidence, Judgement
 from kvscope.monitor.detectors.preemptions import LOST_EVENTS
 from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
@@ -169,12 +169,13 @@ class Lockstep(Detector[Judgement]):
         """Return how often the fewest and the widest that count end together, if their lengths are independent."""
         return chance_within(round(settings(self.min_requests)), settings(self.max_spread))
 
-    def _ran_alike(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
-        """Whether all ran equally long, to a step or two: a wave whose prompts took several steps, and its ends as
-        many.
+    def _belong_together(self, burst: Sequence[RequestState], settings: Settings) -> bool:
+        """Whether all ended within two steps, or ran for equally many, to one: then the prompts of a wave took several
+        steps, and its ends as many.
         """
-        ran_ns = [record.finished_ns - (record.admitted_ns or record.arrived_ns) for record in burst]
-        return (max(ran_ns) - min(ran_ns)) / 1e9 <= pace_s(ledger, settings, self.within_steps)
+        ended = [record.ended_step for record in burst]
+        ran = [record.ended_step - record.admitted_step for record in burst]
+        return min(max(ended) - min(ended), max(ran) - min(ran)) < settings(self.within_steps)
 
     def _fell(self, ledger: EngineLedger, burst: Sequence[RequestState], settings: Settings) -> bool:
         """Whether most of what ran ended with the burst and the pool emptied, and by no preemption."""
@@ -214,8 +215,8 @@ class Lockstep(Detector[Judgement]):
         first, last = burst[0].finished_ns, burst[-1].finished_ns
         spread = (last - first) / 1e9
         freed = sum(record.peak_blocks for record in burst)
-        in_step = spread <= pace_s(ledger, settings, self.within_steps) or self._ran_alike(ledger, burst, settings)
-        missing = LOST_EVENTS if ledger.state.damaged else "" if in_step else TOGETHER_BY_CHANCE
+        together = self._belong_together(burst, settings)
+        missing = LOST_EVENTS if ledger.state.damaged else "" if together else TOGETHER_BY_CHANCE
         return Judgement(
             code=self.code,
             engine=ledger.engine,
