@@ -95,8 +95,11 @@ def _fold_cached(
         missed = record is not None and not record.first_token_ns and not record.preemptions
         prompt_blocks = _prompt_blocks(state, record) if record is not None and missed else 0
         evictions.store(new_hashes, state.position, number, prompt_blocks)
-    # The first group counts each token once.
-    if record is not None and not group and (record.preemptions or not record.first_token_ns):
+    if record is None or (record.first_token_ns and not record.preemptions):
+        return
+    if group:
+        record.cached_by_group[group] = record.cached_by_group.get(group, 0) + len(blocks)
+    else:  # the first group counts each token once
         record.cached_blocks += len(blocks)
         state.prompt_blocks_cached += len(blocks)
 

@@ -102,6 +102,8 @@ class RequestState(msgspec.Struct, array_like=True):
     """Steps of the epoch that had completed when it was first admitted."""
     ended_step: int = 0
     """Steps of the epoch that had completed when it finished."""
+    cached_by_group: dict[int, int] = {}
+    """Of KV groups after the first: as `cached_blocks`."""
 
     @property
     def is_finished(self) -> bool:
@@ -202,6 +204,8 @@ class ComputedPrompt(NamedTuple):
     """The part of `again` right behind the blocks hit, if the prompt's blocks are of one KV group. Behind a block that
     the cache lacked, a lookup finds nothing.
     """
+    lacked: int = 0
+    """Blocks that are not in `again`, because another KV group lacked their content: a hit needs all groups."""
 
     @property
     def missed(self) -> int:

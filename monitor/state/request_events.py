@@ -163,13 +163,14 @@ def _fold_first_token(state: EngineState, record: RequestState, _args: list[int]
     if record.fetching_at > record.looked_up_at:  # the hit includes what the fetch will bring
         hit = min(hit, record.reused_blocks)
     others = state.prompt_blocks_cached - record.cached_until_then - record.cached_blocks
-    again = max(full - hit - record.cached_blocks - others, 0)
+    lacked = max(max(record.cached_by_group.values(), default=0) - record.cached_blocks, 0)
+    again = max(full - hit - record.cached_blocks - others - lacked, 0)
     kept = _count_kept(state, record, full) if state.cached_prompts is not None else 0
     ends_full = record.prompt_tokens % state.block_size == 0
     not_entered = takewhile(lambda block: not state.hashes[block], islice(record.blocks, hit, full))
     could_hit = min(again, sum(1 for _ in not_entered)) if again else 0
     state.computed_prompts.append(
-        ComputedPrompt(record.id, state.now_ns, full, hit, again, state.position, kept, ends_full, could_hit)
+        ComputedPrompt(record.id, state.now_ns, full, hit, again, state.position, kept, ends_full, could_hit, lacked)
     )
 
 
@@ -199,6 +200,7 @@ def _fold_preempted(state: EngineState, record: RequestState, args: list[int]) -
     if not state.damaged:
         state.lost_tokens[record.number] = tokens_lost
     record.computed_tokens = record.cached_blocks = 0
+    record.cached_by_group = {}
     totals = state.totals
     totals.preemptions[reason] = totals.preemptions.get(reason, 0) + 1
     totals.tokens_lost += tokens_lost

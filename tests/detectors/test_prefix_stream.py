@@ -143,6 +143,30 @@ def test_one_of_several_groups_may_miss_a_part(hits: int) -> None:
     assert not missed_beside(hits=hits, groups=2).firing(PREFIX_HITS)
 
 
+@pytest.mark.parametrize(
+    ("entered", "verdicts", "recomputed"),
+    [(0, ["confirmed"], 40), (3, ["likely"], 28), (10, [], 0)],
+)
+def test_what_one_group_lacks_the_others_cannot_hit(entered: int, verdicts: list[str], recomputed: int) -> None:
+    """Of ten blocks that the first group holds, `entered` enter the cache in the second: it lacked them."""
+    scene = Spoken(total=401, groups=[KVGroup("full"), KVGroup("sliding_window", window=64)])
+    for number in range(1, 5):
+        blocks, others = list(range(10 * number, 10 * number + 10)), list(range(200 + 10 * number, 210 + 10 * number))
+        scene.log.arrived(number, f"r-{number}", 41, 8, 0, 20, 24)
+        scene.log.allocated(number, blocks)
+        scene.log.allocated(number, others, group=1)
+        scene.log.looked_up(number, 41, 40)
+        scene.log.looked_up(number, 41, 0, 1)
+        scene.log.admitted(number, 0)
+        scene.log.cached(number, others[:entered], [1000 + block for block in others[:entered]], 1)
+        scene.log.first_token(number)
+        scene.wait(0.1)
+    found = scene.firing(PREFIX_HITS)
+    assert [finding.verdict for finding in found] == verdicts
+    assert [value(finding, "cached_blocks_recomputed") for finding in found] == [recomputed][: len(found)]
+    assert ["group" in finding.missing for finding in found] == [verdict == "likely" for verdict in verdicts]
+
+
 def test_misses_are_over_once_more_prompts_hit_than_between_two() -> None:
     """Every second lookup of a prefix misses it, a minute apart. Then all hit."""
     scene = Watched(total=201, faults=[f"{PREFIX_HITS}:every=2"])

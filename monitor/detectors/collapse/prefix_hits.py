@@ -48,6 +48,7 @@ NOT_LOOKED_UP: Final = (
     "whether the clients of these prompts asked not to be looked up, as for prompt_logprobs: a part of the prompts"
     " missed what was cached"
 )
+NOT_IN_ALL_GROUPS: Final = "whether each KV group held the blocks: of these prompts, some group lacked a part"
 
 
 def _none_hit(prompts: Sequence[ComputedPrompt]) -> bool:
@@ -106,9 +107,10 @@ class PrefixHits(Detector[Judgement]):
         hit, asked = sum(prompt.hit for prompt in recent), sum(prompt.blocks for prompt in recent)
         missing = "the lost events" if ledger.state.damaged else ""
         # Earlier probes for vLLM, which keeps several blocks of one content, report a lookup of all prompts.
-        sure = [prompt.missed for prompt in missed if not prompt.kept]
+        # Where another KV group lacked a part, how much of the rest it lacked is unknown.
+        sure = [prompt.missed for prompt in missed if not (prompt.kept or prompt.lacked)]
         if not missing and not self._enough(len(sure), sum(sure), computed, settings):
-            missing = NOT_LOOKED_UP
+            missing = NOT_IN_ALL_GROUPS if any(prompt.lacked for prompt in missed) else NOT_LOOKED_UP
         yield Judgement(
             code=self.code,
             engine=ledger.engine,
