@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
         default="own",
         metavar="ENGINE",
         help="the engine under test, in virtual time: own for kvscope's engine, or vllm for vLLM's scheduler"
-        " with the probe (own)",
+        " with the probe; own-ranks and vllm-ranks for servers of 2 to 4 data-parallel ranks of it (own)",
     )
     _add_vllm_flags(parser)
     _add_draw_flags(parser)
@@ -126,16 +126,16 @@ def _add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     try:
         from kvscope.monitor.incidents import lab_report
-        from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST
+        from kvscope.monitor.incidents.episode import ENGINE_NAMES
     except ModuleNotFoundError as error:
         raise ValueError(
             f"`monitor incidents` runs kvscope's own engine, which needs {error.name}: pip install 'kvscope[engine]'"
         ) from error
     processes = max(parsed.jobs, 0) or lab_report.cores()
     console = terminal_console(width=None if sys.stdout.isatty() else 140)
-    if parsed.engine not in ENGINES_UNDER_TEST:
-        raise ValueError(f"--engine {parsed.engine}: there are {', '.join(ENGINES_UNDER_TEST)}")
-    if parsed.engine == "vllm":
+    if parsed.engine not in ENGINE_NAMES:
+        raise ValueError(f"--engine {parsed.engine}: there are {', '.join(ENGINE_NAMES)}")
+    if parsed.engine.startswith("vllm"):
         parsed.engine = _engine_of_release(parsed)
     if parsed.explain is not None:
         return _explain_trial(parsed, console)
@@ -159,7 +159,7 @@ def _engine_of_release(parsed: argparse.Namespace) -> str:
         raise ValueError(f"--engine vllm needs a Python that has vLLM: --vllm-python PYTHON, or {VLLM_PYTHON}")
     worker = VllmWorker(os.environ[VLLM_PYTHON], os.environ.get(VLLM_RELEASE, ""))
     worker.close()
-    return f"vllm {worker.release}"
+    return f"{parsed.engine} {worker.release}"
 
 
 def _draw_trials(parsed: argparse.Namespace, processes: int, console: Console) -> int:
@@ -236,5 +236,6 @@ def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:
             judged = "right" if claim.right else f"wrong: {claim.wrong_because}"
             console.print(f"{source}: {claim.verdict} {claim.code} at {claim.at_s:.1f} s is {judged}", markup=False)
             console.print(f"  {claim.explanation}", markup=False, soft_wrap=True)
-    console.print(f"its recording: monitor doctor {str(keep)!r}", markup=False, soft_wrap=True)
+    recordings = " ".join(repr(str(path)) for path in sorted(keep.glob("rank *")) or [keep])
+    console.print(f"its recording: monitor doctor {recordings}", markup=False, soft_wrap=True)
     return FINDINGS if any(not claim.right for each in trial.results.values() for claim in each.claims) else NOTHING

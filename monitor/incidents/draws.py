@@ -90,6 +90,7 @@ class Draw:
 
     faults: as `--fault` takes them, or empty for a healthy engine. engine: EngineConfig's fields. window: tokens that
     the layers of a second KV group see (0: one group). lost: seconds at which that many batches of the stream are lost.
+    rank: its number in a server of data-parallel ranks.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Draw:
     window: int = 0
     lost: tuple[tuple[float, int], ...] = ()
     plans_memory: bool = False
+    rank: int = 0
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -115,6 +117,13 @@ class Draw:
     def undone(self) -> Draw:
         """Return the same without the faults."""
         return replace(self, faults=())
+
+    def of_rank(self, rank: int) -> Draw:
+        """Return data-parallel rank `rank` of the same server: clients of its own, and the fault only in the first."""
+        if not rank:
+            return self
+        load = tuple(replace(clients, name=f"{clients.name}{rank}") for clients in self.load)
+        return replace(self.undone(), seed=self.seed + rank, load=load, rank=rank)
 
 
 def draw_run(number: int, seed: int = 0, code: str | None = None, watched: WatchRange = BRIEF_WATCH) -> Draw:

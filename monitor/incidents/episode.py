@@ -6,6 +6,7 @@ the EpisodeEnd that it sent. Nothing else passes between the two.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -50,24 +51,47 @@ DrawnFrom = Literal["all", "healthy", "faults"]
 """The engines that runs are drawn from: all, those without a fault, each watched for long, or those with one fault,
 where each fault has its turn.
 """
-MakeEpisode = Callable[[int, int, Path, DrawnFrom], LabEpisode]
-"""Make the episode of a run's number and a seed, with a directory for its recording."""
+MakeEpisode = Callable[[int, int, Path, DrawnFrom, int], LabEpisode]
+"""Make the episode of a run's number and a seed, with a directory for its recording, as the data-parallel rank of that
+number.
+"""
+RANKS_SUFFIX: Final = "-ranks"
+MOST_RANKS: Final = 4
 
 
-def own_episode(number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all") -> OwnEpisode:
+def own_episode(number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all", rank: int = 0) -> OwnEpisode:
     """Make a drawn episode of kvscope's own engine."""
     if drawn_from == "healthy":
-        return OwnEpisode(draw_run(number, seed, "", LONG_WATCH), directory)
+        return OwnEpisode(draw_run(number, seed, "", LONG_WATCH).of_rank(rank), directory)
     fault = fault_in_turn(number) if drawn_from == "faults" else None
-    return OwnEpisode(draw_run(number, seed, fault), directory)
+    return OwnEpisode(draw_run(number, seed, fault).of_rank(rank), directory)
 
 
-def vllm_episode(number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all") -> VllmEpisode:
+def vllm_episode(number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all", rank: int = 0) -> VllmEpisode:
     """Make a drawn episode of vLLM's scheduler."""
     if drawn_from == "healthy":
-        return VllmEpisode(number, seed, directory, "", LONG_WATCH)
+        return VllmEpisode(number, seed, directory, "", LONG_WATCH, rank)
     fault = vllm_fault_in_turn(number, shared_worker().release) if drawn_from == "faults" else None
-    return VllmEpisode(number, seed, directory, fault)
+    return VllmEpisode(number, seed, directory, fault, rank=rank)
+
+
+def ranks_of(engine: str, number: int, seed: int) -> int:
+    """Return how many data-parallel ranks the server of this run has, by the name of its engine under test."""
+    several = engine.partition(" ")[0].endswith(RANKS_SUFFIX)
+    return random.Random(f"ranks {seed} {number}").randint(2, MOST_RANKS) if several else 1
+
+
+def make_ranks(
+    engine: str, number: int, seed: int, directory: Path, drawn_from: DrawnFrom = "all"
+) -> dict[Path, LabEpisode]:
+    """Make the episodes of all ranks of a run's server, by the directory of each one's recording.
+
+    Ranks of a dense model step independently of each other, and so do these.
+    """
+    make = ENGINES_UNDER_TEST[engine.partition(" ")[0].removesuffix(RANKS_SUFFIX)]
+    ranks = ranks_of(engine, number, seed)
+    directories = [directory / f"rank {rank}" for rank in range(ranks)] if ranks > 1 else [directory]
+    return {path: make(number, seed, path, drawn_from, rank) for rank, path in enumerate(directories)}
 
 
 def faults_in_turn(engine: str) -> Sequence[str]:
@@ -78,3 +102,5 @@ def faults_in_turn(engine: str) -> Sequence[str]:
 
 ENGINES_UNDER_TEST: Final[Mapping[str, MakeEpisode]] = {"own": own_episode, "vllm": vllm_episode}
 """By the name that `monitor incidents --engine` takes. A trial names vLLM with its release: `vllm 0.32.0`."""
+ENGINE_NAMES: Final = (*ENGINES_UNDER_TEST, *(name + RANKS_SUFFIX for name in ENGINES_UNDER_TEST))
+"""Each engine alone, and as the data-parallel ranks of a server."""

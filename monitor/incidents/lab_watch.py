@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -55,9 +56,9 @@ def unmarked_records(directory: Path) -> Iterator[Record]:
             yield record
 
 
-def find_in_recording(directory: Path) -> list[FoundCode]:
-    """Return what a monitor finds in an event stream, recorded in `directory`."""
-    return find_in_records(unmarked_records(directory))
+def find_in_recordings(directories: Iterable[Path]) -> list[FoundCode]:
+    """Return what a monitor finds in the event streams of a server's ranks, each recorded in one of `directories`."""
+    return find_in_records(heapq.merge(*map(unmarked_records, directories), key=record_ns))
 
 
 def find_in_pages(pages: Sequence[tuple[int, str]], began_ns: int) -> list[FoundCode]:

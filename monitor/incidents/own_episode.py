@@ -71,7 +71,7 @@ class OwnEpisode:
             step_time=draw.step_time,
             latencies=draw.latencies,
             journal=directory,
-            name="lab@127.0.0.1:0/0",
+            name=f"lab@127.0.0.1:0/{draw.rank}",
             drain_s=min(max(DRAIN_S, draw.step_time.base_s / 4), 0.5),
             blocked_s=empty_pass_s(draw.step_time.base_s),
         )

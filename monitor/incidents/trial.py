@@ -16,11 +16,11 @@ from typing import Final, Literal
 import msgspec
 
 from kvscope.monitor.incidents.drain_limits import NotFinished
-from kvscope.monitor.incidents.episode import ENGINES_UNDER_TEST, DrawnFrom
-from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recording
+from kvscope.monitor.incidents.episode import DrawnFrom, make_ranks
+from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recordings
 from kvscope.monitor.incidents.truth.claims import codes_named, harms_behind
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
-from kvscope.monitor.incidents.truth.what_happened import Harm, decide
+from kvscope.monitor.incidents.truth.what_happened import Harm, decide_of_ranks
 
 TrialSource = Literal["stream", "metrics"]
 TRIAL_SOURCES: Final[tuple[TrialSource, ...]] = ("stream", "metrics")
@@ -157,26 +157,28 @@ def run_trial(
 
 
 def _run_episode(trial: Trial, directory: Path) -> None:
-    make = ENGINES_UNDER_TEST[trial.engine.partition(" ")[0]]
-    episode = make(trial.number, trial.seed, directory, trial.drawn_from)
-    trial.faults = list(episode.faults)
-    episode.watch()
-    found = {
-        "stream": find_in_recording(directory),
-        "metrics": find_in_pages(episode.pages, episode.began_ns),
-    }
-    note_outcome(trial, episode.drain(), found)
+    ranks = make_ranks(trial.engine, trial.number, trial.seed, directory, trial.drawn_from)
+    first, *others = ranks.values()
+    trial.faults = list(first.faults)
+    for rank in ranks.values():
+        rank.watch()
+    found = {"stream": find_in_recordings(ranks)}
+    if not others:
+        found["metrics"] = find_in_pages(first.pages, first.began_ns)
+    note_outcome(trial, [rank.drain() for rank in ranks.values()], found)
 
 
-def note_outcome(trial: Trial, end: EpisodeEnd, found: dict[str, list[FoundCode]]) -> None:
-    """Compare what was found, by source, with the truth."""
-    harms = decide(end)
-    trial.watched_s, trial.busy_s, trial.asked = end.watched_s, end.busy_s, end.asked
-    trial.steps, trial.short_steps, trial.lost_batches = end.steps, end.short_steps, end.lost_batches
-    trial.kinds = [harm.kind for harm in harms]
+def note_outcome(trial: Trial, ends: Sequence[EpisodeEnd], found: dict[str, list[FoundCode]]) -> None:
+    """Compare what was found, by source, with the truth of all ranks."""
+    harms = decide_of_ranks(ends)
+    trial.watched_s = max(end.watched_s for end in ends)
+    trial.busy_s, trial.asked = sum(end.busy_s for end in ends), sum(end.asked for end in ends)
+    trial.steps, trial.short_steps = sum(end.steps for end in ends), sum(end.short_steps for end in ends)
+    trial.lost_batches = sum(end.lost_batches for end in ends)
+    trial.kinds = list(dict.fromkeys(harm.kind for harm in harms))
     for source, codes in found.items():
         trial.results[source] = SourceResult(
-            seen_harms(harms, codes, end.watched_s, source), [judge_claim(one, harms, source) for one in codes]
+            seen_harms(harms, codes, trial.watched_s, source), [judge_claim(one, harms, source) for one in codes]
         )
 
 

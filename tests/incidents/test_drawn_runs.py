@@ -29,7 +29,7 @@ from kvscope.monitor.incidents.client_load import Clients
 from kvscope.monitor.incidents.draw_sizes import STEP_S
 from kvscope.monitor.incidents.draws import FAULT_CODES, LONG_WATCH, Draw, draw_run, fault_in_turn
 from kvscope.monitor.incidents.episode import own_episode
-from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recording, unmarked_records
+from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recordings, unmarked_records
 from kvscope.monitor.incidents.needed_loads import (
     ADMITTED_IN_CHUNKS,
     FETCHED_AGAIN,
@@ -308,7 +308,7 @@ def test_preemptions_are_work_done_twice() -> None:
 def test_the_recording_ends_with_the_watched_part_and_names_no_fault(tmp_path: Path) -> None:
     episode = OwnEpisode(small("leak.unaccounted", lost=((10.0, 2),)), tmp_path)
     episode.watch()
-    found = find_in_recording(tmp_path)
+    found = find_in_recordings([tmp_path])
     records = [*unmarked_records(tmp_path)]
     end = episode.drain()
     assert [*unmarked_records(tmp_path)] == records
@@ -376,7 +376,7 @@ def outcome(number: int, *found: FoundCode, healthy: bool = False) -> Trial:
     waste = [] if healthy else [{"kind": "freed-by-lease", "first_s": 5.0, "last_s": 6.0, "amount": 3.0}]
     end = {"watched_s": 3600, "drained_s": 9, "busy_s": 1800, "steps": 100, "short_steps": 40, "usable_blocks": 100}
     end |= {"asked": 9, "tokens_computed": 10, "request_s": 1, "observed": waste}
-    note_outcome(trial, msgspec.convert(end, EpisodeEnd), {"stream": list(found), "metrics": []})
+    note_outcome(trial, [msgspec.convert(end, EpisodeEnd)], {"stream": list(found), "metrics": []})
     return trial
 
 

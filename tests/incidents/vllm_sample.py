@@ -18,7 +18,7 @@ import msgspec
 
 from kvscope.monitor.incidents.accuracy import accuracy_of
 from kvscope.monitor.incidents.accuracy_text import accuracy_page
-from kvscope.monitor.incidents.lab_watch import find_in_recording
+from kvscope.monitor.incidents.lab_watch import find_in_recordings
 from kvscope.monitor.incidents.on_vllm.fault_table import release_tuple
 from kvscope.monitor.incidents.on_vllm.vllm_draws import draw_vllm_run, faults_of
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
@@ -57,7 +57,7 @@ def sample_trial(number: int, seed: int, fault: str, release: str) -> Trial:
     try:
         episode = VllmEpisode(number, seed, directory, fault)
         episode.watch()
-        note_outcome(trial, episode.drain(), {"stream": find_in_recording(directory)})
+        note_outcome(trial, [episode.drain()], {"stream": find_in_recordings([directory])})
     except RuntimeError as error:  # a drawn run that cannot be run is shown, and the others go on
         trial.error = str(error)
     finally:

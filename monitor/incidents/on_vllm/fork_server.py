@@ -29,7 +29,8 @@ WARM_UP_FAULT: Final = "sending-never-reported"
 class EpisodeOrder(msgspec.Struct):
     """An episode to run: what to draw, and the directories for its recording and for all else.
 
-    undone: run it without its fault. to_the_end: record the drain too, and lose no batch of it.
+    undone: run it without its fault. to_the_end: record the drain too, and lose no batch of it. rank: of the server's
+    data-parallel ranks.
     """
 
     number: int
@@ -41,6 +42,7 @@ class EpisodeOrder(msgspec.Struct):
     watched: WatchRange = BRIEF_WATCH
     undone: bool = False
     to_the_end: bool = False
+    rank: int = 0
 
 
 class EpisodeAnswer(msgspec.Struct):
@@ -53,7 +55,7 @@ class EpisodeAnswer(msgspec.Struct):
 def run_order(order: EpisodeOrder) -> EpisodeAnswer:
     """Run one episode in this process."""
     scratch = Path(order.scratch)
-    draw = draw_vllm_run(order.number, order.seed, order.release, order.fault, order.watched)
+    draw = draw_vllm_run(order.number, order.seed, order.release, order.fault, order.watched).of_rank(order.rank)
     draw = draw.undone() if order.undone else draw
     draw = draw.recorded_whole() if order.to_the_end else draw
     run = VllmRun(draw, Path(order.recording), scratch / "model", keep_recording=order.to_the_end)

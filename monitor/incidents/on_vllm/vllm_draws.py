@@ -54,6 +54,11 @@ class VllmDraw:
         """Return the same without the fault. The load stays, which alone is some faults."""
         return replace(self, fault="")
 
+    def of_rank(self, rank: int) -> VllmDraw:
+        """Return data-parallel rank `rank` of the same server. See Draw.of_rank."""
+        of_rank = replace(self, base=self.base.of_rank(rank))
+        return of_rank.undone() if rank else of_rank
+
     def recorded_whole(self) -> VllmDraw:
         """Return the same without lost batches."""
         return replace(self, base=replace(self.base, lost=()))

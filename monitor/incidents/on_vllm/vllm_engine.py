@@ -30,7 +30,7 @@ from kvscope.monitor.incidents.on_vllm.vllm_outside import CompilerStandIn, Mode
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.publishing.packer import Packer
 
-LAB_ENGINE_NAME: Final = "vllm@127.0.0.1:0/0"
+LAB_SERVER_NAME: Final = "vllm@127.0.0.1:0"
 BEAT_S: Final = 1.0
 MOST_DOUBLINGS: Final = 8
 LEAST_APART_S: Final = 1e-6
@@ -90,7 +90,7 @@ class VllmEngine:
         self.log = EventLog(self.time)
         self.probe = Probe(self.vllm, self.log, b"lab", self.time)
         self.probe.start()
-        self._packer = Packer(self.log, LAB_ENGINE_NAME, self.probe.vitals, folds_late=True)
+        self._packer = Packer(self.log, f"{LAB_SERVER_NAME}/{draw.base.rank}", self.probe.vitals, folds_late=True)
         keyframe = lambda: encode(self._packer.keyframe())  # noqa: E731
         self._journal: JournalWriter | None = JournalWriter(directory, self._packer.epoch, keyframe, clock=self.time)
         self._stop_repeating = (

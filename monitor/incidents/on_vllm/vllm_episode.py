@@ -32,15 +32,16 @@ class VllmEpisode:
         directory: Path,
         fault: str | None = None,
         watched: WatchRange = BRIEF_WATCH,
+        rank: int = 0,
     ) -> None:
         self._worker = shared_worker()
         release = self._worker.release
-        draw = draw_vllm_run(number, seed, release, fault, watched)
+        draw = draw_vllm_run(number, seed, release, fault, watched).of_rank(rank)
         self.faults: Sequence[str] = (draw.fault,) if draw.fault else ()
         self.began_ns = VirtualClock().time_ns()
         self.pages: Sequence[tuple[int, str]] = ()
         self._scratch = Path(tempfile.mkdtemp(prefix="kvscope-vllm-"))
-        self._order = EpisodeOrder(number, seed, release, str(directory), str(self._scratch), fault, watched)
+        self._order = EpisodeOrder(number, seed, release, str(directory), str(self._scratch), fault, watched, rank=rank)
         self._end: EpisodeEnd | None = None
 
     def watch(self) -> None:

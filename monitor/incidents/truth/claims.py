@@ -52,6 +52,8 @@ CLAIMS: Final[dict[str, Claim]] = {
     "grammar-not-taken": Claim("stuck.grammar"),
     "runs-without-tokens": Claim("stuck.zero-token"),
     "engine-hangs": Claim("stuck.engine-stalled"),
+    # Until another rank steps on, it shows no more than an engine that hangs.
+    "rank-hangs": Claim("stuck.rank-diverged", ("stuck.engine-stalled",)),
     "engine-failed": Claim("", ("stuck.engine-stalled", "stuck.engine-dead")),
     # Work done twice, and time lost.
     "recomputed-after-preemption": Claim("sizing.kv-too-small"),

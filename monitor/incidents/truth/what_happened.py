@@ -6,7 +6,7 @@ How large a harm is, is part of it (`size`), so that a report can show which one
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -61,6 +61,17 @@ def decide(end: EpisodeEnd) -> list[Harm]:
     if end.failed_s is not None:
         harms.append(Harm("engine-failed", end.failed_s, 1.0))
     return sorted((harm for harm in harms if harm.since_s <= end.watched_s), key=lambda harm: harm.since_s)
+
+
+def decide_of_ranks(ends: Sequence[EpisodeEnd]) -> list[Harm]:
+    """Return what happened in the data-parallel ranks of a server, of which one may hang while the others do not."""
+    harms = [harm for end in ends for harm in decide(end)]
+    if any(end.hangs_since_s is None for end in ends):
+        alone = [
+            msgspec.structs.replace(one, kind="rank-hangs") if one.kind == "engine-hangs" else one for one in harms
+        ]
+        harms = alone if len(ends) > 1 else harms
+    return sorted(harms, key=lambda harm: harm.since_s)
 
 
 def _never_finish(end: EpisodeEnd) -> Iterator[Harm]:
