@@ -37,8 +37,8 @@ def add(commands: Commands) -> None:
         "--engine",
         default="own",
         metavar="ENGINE",
-        help="the engine under test, in virtual time: own for kvscope's engine, or vllm for vLLM's scheduler"
-        " with the probe; own-ranks and vllm-ranks for servers of 2 to 4 data-parallel ranks of it (own)",
+        help="the engine under test, in virtual time: own for kvscope's engine, vllm for vLLM's scheduler with the"
+        " probe, own-ranks or vllm-ranks for servers of 2 to 4 data-parallel ranks of either (own)",
     )
     _add_vllm_flags(parser)
     _add_draw_flags(parser)

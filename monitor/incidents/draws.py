@@ -1,7 +1,7 @@
 """Engines and loads drawn at random from the range that people run: log-uniformly, and the same for the same number.
 
 Not drawn, because kvscope's own engine has no such part: speculative decoding, LoRA slots, an encoder, sleep and pause,
-leases that are renewed, data-parallel ranks. on_vllm/vllm_draws.py adds those that vLLM's bare scheduler has.
+leases that are renewed. on_vllm/vllm_draws.py adds those that vLLM's bare scheduler has.
 """
 
 from __future__ import annotations
