@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from kvscope.monitor.incidents.draws import FAULT_CODES, draw_run
 from kvscope.monitor.incidents.episode import make_ranks, ranks_of
@@ -20,11 +17,6 @@ SEED = 5
 HANGS = FAULT_CODES.index("stuck.engine-stalled") + 6 * len(FAULT_CODES)
 HEALTHY = 44
 """Runs of this seed that are quick."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("kvscope").setLevel(logging.CRITICAL)
 
 
 def end(hangs_since_s: float | None) -> EpisodeEnd:
