@@ -67,10 +67,9 @@ def decide_of_ranks(ends: Sequence[EpisodeEnd]) -> list[Harm]:
     """Return what happened in the data-parallel ranks of a server, of which one may hang while the others do not."""
     harms = [harm for end in ends for harm in decide(end)]
     if any(end.hangs_since_s is None for end in ends):
-        alone = [
+        harms = [
             msgspec.structs.replace(one, kind="rank-hangs") if one.kind == "engine-hangs" else one for one in harms
         ]
-        harms = alone if len(ends) > 1 else harms
     return sorted(harms, key=lambda harm: harm.since_s)
 
 
