@@ -177,7 +177,7 @@ def run_steps_within(scene: Spoken, seconds: float, steps: range, number: int) -
         scene.log.step_completed(step, round(seconds * 1e9), Limit.NONE, -1, -1, -1)
 
 
-def test_short_steps_whose_longest_was_long_end_requests_of_a_wave_no_later() -> None:
+def test_ends_over_four_steps_are_likely_however_long_the_longest_step_was() -> None:
     """Eight end over four steps, in less time than the longest step of the epoch takes."""
     scene = wave_of_eight(early=2, steps_between=3, longest_s=2.0)
     (finding,) = scene.firing(LOCKSTEP)

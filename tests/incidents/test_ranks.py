@@ -38,7 +38,7 @@ def kinds(*hang_since_s: float | None) -> list[str]:
     return [harm.kind for harm in decide_of_ranks([end(since_s) for since_s in hang_since_s])]
 
 
-def test_a_rank_that_hangs_beside_others_is_told_from_a_server_that_hangs() -> None:
+def test_a_rank_that_hangs_beside_others_is_no_server_that_hangs() -> None:
     assert kinds(None, 20.0) == ["rank-hangs"]
     assert kinds(10.0, 20.0) == ["engine-hangs", "engine-hangs"]
     assert kinds(20.0) == ["engine-hangs"]
