@@ -19,6 +19,14 @@ def send(scene: Spoken, number: int, *blocks: int) -> None:
     scene.say()
 
 
+def send_renewed(scene: Spoken, number: int, *blocks: int) -> None:
+    """The same, under a lease that the consumer renews: the engine does not see when it ends."""
+    scene.arrive(number, [*blocks])
+    scene.log.finished(number, Status.FINISHED_STOPPED)
+    scene.log.free_deferred(number, blocks, Holder.CONNECTOR, lease_deadline_ns=-1)
+    scene.say()
+
+
 def sent(scene: Spoken, number: int, block: int) -> None:
     scene.log.released(number, [block], Release.TRANSFER_DONE)
     scene.say()
@@ -39,6 +47,37 @@ def test_first_transfers_are_information_for_a_minute_and_until_they_waited_ten_
     (finding,) = scene.firing(HELD)
     assert (finding.verdict, finding.severity) == ("likely", "error")
     assert finding.culprits.requests == [f"r-{7 + number}" for number in range(transfers)]
+
+
+@pytest.mark.parametrize("transfers", [1, 16])
+def test_consumers_that_renew_their_leases_may_queue_for_ten_minutes(transfers: int) -> None:
+    """One that died would have let its lease of 30 s end: what is kept beyond it, a living one waits to read."""
+    scene = Spoken(settings=Settings(), kv_lease_s=30)
+    for number in range(transfers):
+        send_renewed(scene, 7 + number, 3 + number)
+    scene.wait(595)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("cannot-tell", "info")
+    scene.wait(10)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("likely", "error")
+
+
+@pytest.mark.parametrize(("took_s", "may_take_s"), [(1, 35), (50, 150)])
+def test_others_that_ended_show_how_long_a_renewed_lease_lasts(took_s: int, may_take_s: float) -> None:
+    """Never less than the lease itself, however quick the others were."""
+    scene = Spoken(settings=Settings(), kv_lease_s=30)
+    for number in range(20):
+        send_renewed(scene, 100 + number, 20)
+        scene.wait(took_s)
+        sent(scene, 100 + number, 20)
+    send_renewed(scene, 7, 3)
+    scene.wait(may_take_s - 3)
+    assert not scene.firing(HELD)
+    scene.wait(10)
+    (finding,) = scene.firing(HELD)
+    assert (finding.verdict, finding.severity) == ("likely", "error")
+    assert "its consumer may renew it" in finding.missing
 
 
 @pytest.mark.parametrize(("ended", "seconds"), [(9, 60), (19, 30)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +18,14 @@ from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.on_vllm.vllm_faults import Breaker
 from kvscope.monitor.incidents.on_vllm.vllm_outside import OtherEngine
 from kvscope.monitor.incidents.on_vllm.vllm_witness import VllmWitness
-from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON, VllmWorker, shared_worker
+from kvscope.monitor.incidents.on_vllm.vllm_worker import VllmWorker, shared_worker
 from kvscope.monitor.incidents.truth.claims import CLAIMS
 from kvscope.monitor.incidents.truth.what_happened import decide
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.state.step_times import StepWork
 from tests.incidents.checked_runs import RunToCheck
 from tests.incidents.truth_check import RANDOM_SEED, check_run, disagreements
-from tests.probes.vllm_python import PYTHON, needs_vllm
+from tests.probes.vllm_python import needs_vllm
 
 BY_LOAD_ALONE = {
     "larger-than-pool",
@@ -103,9 +101,12 @@ def test_faults_that_are_not_mixed_leave_the_mixed_runs_as_they_were() -> None:
     drawn = {draw_vllm_run(number, 5, "0.32.0").fault for number in range(120)} - {""}
     assert len(drawn) > 15
     assert all(FAULT_TABLE[name].mixed for name in drawn)
-    assert {"preempts-behind-fence", "loads-hold-the-pool", "freed-in-a-full-pool"} == {
-        f.name for f in FAULT_TABLE.values() if not f.mixed
-    }
+    assert {
+        "preempts-behind-fence",
+        "loads-hold-the-pool",
+        "freed-in-a-full-pool",
+        "consumer-stops-renewing",
+    } == {f.name for f in FAULT_TABLE.values() if not f.mixed}
 
 
 EXPECTED = {
@@ -137,16 +138,6 @@ def quick_number(fault: str) -> int:
         return int(max(pool, 20 * base.steps))
 
     return WITH_ABORTS if fault == "abort-skips-free" else min(range(12), key=size)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[VllmWorker]:
-    """The process of vLLM's Python: it takes ten seconds to start."""
-    os.environ[VLLM_PYTHON] = PYTHON
-    yield shared_worker()
-    shared_worker().close()
-    shared_worker.cache_clear()
-    del os.environ[VLLM_PYTHON]
 
 
 @needs_vllm

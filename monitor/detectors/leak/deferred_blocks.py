@@ -11,6 +11,7 @@ from kvscope.monitor.detectors.outside_pace import (
     FEWEST_SEEN,
     HELD_GRACE_S,
     UNPROVEN_SHARE,
+    UNSEEN_TOGETHER_S,
     OutsideWaitLimit,
     may_be_slow,
     outside_wait_limit,
@@ -87,15 +88,16 @@ def overdue_sends(ledger: EngineLedger, settings: Settings) -> tuple[list[Deferr
 
 
 def _beyond_lease_s(ledger: EngineLedger, settings: Settings, deferral: Deferral) -> tuple[float, float]:
-    """Return how long beyond its lease, or its request's end if it has none, and how long it may."""
+    """Return how long beyond its lease, or its request's end if it has none, and how long it may.
+
+    A consumer renews a lease while the request waits in its own queue: beyond the lease only the pace of others counts.
+    """
     slack = at_pace_s(ledger, settings, HELD_LEASE_SLACK_S)
     if deferral.lease_deadline_ns > 0:
         return received_for_s(ledger, deferral.lease_deadline_ns), slack
-    least = ledger.description.kv_lease_s
-    if least:
-        return received_for_s(ledger, deferral.since_ns), max(settings(HELD_GRACE_S), least + slack)
     limit = send_limit(ledger, settings, deferral, HELD_GRACE_S)
-    return received_for_s(ledger, limit.still_since_ns), limit.allowed_s
+    renewed_s = ledger.description.kv_lease_s
+    return received_for_s(ledger, limit.still_since_ns), max(limit.allowed_s, renewed_s + slack if renewed_s else 0.0)
 
 
 def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, grace: Threshold) -> OutsideWaitLimit:
@@ -106,9 +108,11 @@ def send_limit(ledger: EngineLedger, settings: Settings, deferral: Deferral, gra
 
 def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept) -> bool:
     """Return whether all that is kept may be slow transfers, none of which is beyond its lease. While few have ended,
-    the lease is the only sign of how long one may take.
+    the lease is the only sign of how long one may take. A consumer that renews it may have a queue as long as its
+    clients are patient.
     """
-    if any(_lease_is_over(ledger, deferral) for deferral in held.deferrals):
+    leases = [d.lease_deadline_ns for d in held.deferrals if d.lease_deadline_ns > 0]
+    if any(received_for_s(ledger, deadline_ns) > 0 for deadline_ns in leases):
         return False
     many = held.share >= settings(UNPROVEN_SHARE) and len(held.deferrals) >= settings(FEWEST_SEEN)
     lacking = any(record.is_waiting and record.blocks_needed for record in ledger.state.requests.values())
@@ -116,16 +120,11 @@ def may_be_first_transfers(ledger: EngineLedger, settings: Settings, held: Kept)
         (received_for_s(ledger, deferral.since_ns), send_limit(ledger, settings, deferral, HELD_GRACE_S))
         for deferral in held.deferrals
     ]
-    under_lease = all(deferral.lease_deadline_ns > 0 for deferral in held.deferrals)
     few_ended = all(limit.information_s for _, limit in waits)
+    if few_ended and ledger.description.kv_lease_s:
+        return all(seconds < settings(UNSEEN_TOGETHER_S) for seconds, _ in waits)
+    under_lease = len(leases) == len(held.deferrals)
     return (under_lease and few_ended) or may_be_slow(waits, many and lacking)
-
-
-def _lease_is_over(ledger: EngineLedger, deferral: Deferral) -> bool:
-    if deferral.lease_deadline_ns > 0:
-        return received_for_s(ledger, deferral.lease_deadline_ns) > 0
-    least_s = ledger.description.kv_lease_s
-    return bool(least_s) and received_for_s(ledger, deferral.since_ns) > least_s
 
 
 def received_for_s(ledger: EngineLedger, mono_ns: int) -> float:

@@ -23,9 +23,9 @@ class VllmFault:
     empty for any.
 
     report: the public report of the defect, empty for one that only the lab makes. since, until: the releases that have
-    the mechanism. fetches, keeps, lease: what the connector does. beyond_pool: max_model_len may exceed the pool.
-    asynchronous: the engine schedules a step ahead, or not; None: as drawn. prefixes: the same of its prefix cache.
-    reserves: what is admitted has room for all of its prompt. fewer_blocks: so many less than drawn.
+    the mechanism. fetches, keeps, lease, renews: what the connector and its consumers do. beyond_pool: max_model_len
+    may exceed the pool. asynchronous: the engine schedules a step ahead, or not; None: as drawn. prefixes: the same of
+    its prefix cache. reserves: what is admitted has room for all of its prompt. fewer_blocks: so many less than drawn.
     mixed: not for its turn only, which keeps the mixed runs of a seed as they were before it was added.
     """
 
@@ -37,6 +37,7 @@ class VllmFault:
     fetches: bool = False
     keeps: bool = False
     lease: bool = False
+    renews: bool = False
     beyond_pool: bool = False
     asynchronous: bool | None = None
     prefixes: bool | None = None
@@ -93,5 +94,6 @@ _TABLE: Final = (
         mixed=False,
     ),
     VllmFault("freed-in-a-full-pool", "corrupt.use-after-free", _issue(33377), mixed=False),
+    VllmFault("consumer-stops-renewing", "leak.lease-burst", "", (0, 32), keeps=True, renews=True, mixed=False),
 )
 FAULT_TABLE: Final = {fault.name: fault for fault in _TABLE}

@@ -61,3 +61,7 @@ class LabConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 class MooncakeLabConnector(LabConnector):
     """The same with a lease as Mooncake's connector has it: vLLM's environment shows how long it lasts."""
+
+
+class NixlLabConnector(LabConnector):
+    """The same with a lease as NIXL's connector has it, which consumers renew: vLLM's settings show its length."""

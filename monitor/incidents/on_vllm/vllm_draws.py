@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from kvscope.monitor.incidents.draw_sizes import WatchRange, log_uniform
 from kvscope.monitor.incidents.draws import (
@@ -21,6 +21,29 @@ MOST_VLLM_BLOCKS: Final = 50_000
 """vLLM has a Python object for each block: more take longer to make than the episode to run."""
 FETCHED_SHARE: Final = 0.3
 LEASES_S: Final = (5.0, 480.0)
+RENEWED_LEASES_S: Final = (5.0, 120.0)
+LONGEST_QUEUE_S: Final = 600.0
+"""The longest that a consumer which renews its leases lets requests wait in its own queue."""
+LEASES_RENEWED: Final = (0, 32)
+"""The first of the releases that the lab runs whose NIXL leases consumers renew (vLLM PR #41383)."""
+OUTAGES: Final = (0, 18)
+"""The first of the releases that the lab runs whose scheduler can be paused."""
+MOST_WINDOW_GROUPS: Final = 4
+
+OutageKind = Literal["pause", "sleep", "weights"]
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A time in which the operator keeps the engine from its requests, `seconds` from when no step is in flight.
+
+    A pause leaves requests as they are. A sleep aborts them and drops the prefix cache. New weights drop the prefix
+    cache and preempt the requests that run.
+    """
+
+    kind: OutageKind
+    at_s: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -29,8 +52,9 @@ class VllmDraw:
 
     fetched, kept: shares of the requests whose prompt is fetched and whose blocks are kept for another engine (0 for
     both: there is no connector). consumer_s: from least to most, how long another engine takes to read kept blocks.
-    lease_s: kept blocks are freed after this long (0: never). pauses: seconds at which the operator pauses the engine,
-    and for how long. drifts: the share of draft tokens that are accepted falls over the episode.
+    lease_s: kept blocks are freed after this long (0: never). renews: consumers renew that lease for as long as they
+    live. drifts: the share of draft tokens that are accepted falls over the episode. window_groups: KV groups with the
+    window of the base.
     """
 
     base: Draw
@@ -40,10 +64,12 @@ class VllmDraw:
     kept: float = 0.0
     consumer_s: tuple[float, float] = (0.1, 5.0)
     lease_s: float = 0.0
+    renews: bool = False
     loras: int = 0
     drafts: int = 0
     drifts: bool = False
-    pauses: tuple[tuple[float, float], ...] = ()
+    outages: tuple[Outage, ...] = ()
+    window_groups: int = 0
 
     @property
     def has_connector(self) -> bool:
@@ -89,30 +115,38 @@ def draw_vllm_run(
     elif fault:
         chosen = FAULT_TABLE[fault]
     base = draw_run(number, seed, chosen.draws_like if chosen is not None else "", watched)
-    base = _within_vllm(base, chosen)
+    more = random.Random(f"more {seed} {number}")  # what was added to the lab: all else stays as it was
+    window_groups = more.choice((1, 1, more.randint(2, MOST_WINDOW_GROUPS))) if base.window else 0
+    base = _within_vllm(base, chosen, 1 + window_groups)
     fetches = chosen is not None and (chosen.fetches or chosen.draws_like in FETCHING)
     keeps = chosen is not None and (chosen.keeps or chosen.draws_like in KEEPING)
     paired = bool(base.engine["kv_connector"]) or fetches or keeps
     decodes = rng.random() < 0.5
     lease_s = float(round(log_uniform(rng, *LEASES_S))) if keeps and chosen is not None and chosen.lease else 0.0
     longest = log_uniform(rng, 0.1, 60)
+    kept = rng.uniform(0.2, 1.0) if paired and (keeps or (not decodes and not fetches)) else 0.0
+    renews = chosen.renews if chosen is not None else kept > 0 and version >= LEASES_RENEWED and more.random() < 0.5
+    if renews:
+        lease_s, longest = float(round(log_uniform(more, *RENEWED_LEASES_S))), log_uniform(more, 0.1, LONGEST_QUEUE_S)
     return VllmDraw(
         base,
         version,
         chosen.name if chosen is not None else "",
         fetched=FETCHED_SHARE if paired and (fetches or (decodes and not keeps)) else 0.0,
-        kept=rng.uniform(0.2, 1.0) if paired and (keeps or (not decodes and not fetches)) else 0.0,
+        kept=kept,
         consumer_s=(longest / 10, longest),
         lease_s=lease_s,
+        renews=renews,
         loras=rng.randint(1, 4) if rng.random() < 0.2 and not paired else 0,
         drafts=rng.randint(1, 5) if rng.random() < 0.2 and not base.engine["async_scheduling"] and not paired else 0,
         drifts=rng.random() < 0.5,
-        pauses=_draw_pauses(rng, base.seconds) if chosen is None and version >= (0, 18) else (),
+        outages=_draw_outages(rng, more, base.seconds, paired) if chosen is None and version >= OUTAGES else (),
+        window_groups=window_groups,
     )
 
 
-def _within_vllm(base: Draw, fault: VllmFault | None) -> Draw:
-    """Return the draw with what vLLM's releases take."""
+def _within_vllm(base: Draw, fault: VllmFault | None, groups: int) -> Draw:
+    """Return the draw with what vLLM's releases take. groups: KV groups, each with blocks of its own."""
     engine = dict(base.engine)
     engine["num_gpu_blocks_override"] = min(engine["num_gpu_blocks_override"], MOST_VLLM_BLOCKS)
     if fault is not None:
@@ -122,12 +156,20 @@ def _within_vllm(base: Draw, fault: VllmFault | None) -> Draw:
     pool = (engine["num_gpu_blocks_override"] - 1) * engine["block_size"]
     longest = base.max_model_len
     if fault is None or not fault.beyond_pool:
-        groups = 2 if base.window else 1
         longest = min(longest, max(pool // groups, 2))  # vLLM does not start with a pool that holds less than one
     return replace(base, engine=engine, max_model_len=longest)
 
 
-def _draw_pauses(rng: random.Random, seconds: float) -> tuple[tuple[float, float], ...]:
-    if rng.random() > 0.15:
+def _draw_outages(rng: random.Random, more: random.Random, seconds: float, paired: bool) -> tuple[Outage, ...]:
+    """Draw the operator's acts: mostly none. more: draws the kinds that vLLM refuses while a connector keeps blocks."""
+    if rng.random() <= 0.15:
+        return (Outage("pause", rng.uniform(0.2, 0.6) * seconds, min(log_uniform(rng, 2, 120), 0.3 * seconds)),)
+    if paired or more.random() > 0.25:
         return ()
-    return ((rng.uniform(0.2, 0.6) * seconds, min(log_uniform(rng, 2, 120), 0.3 * seconds)),)
+    kind: OutageKind = more.choice(("sleep", "weights"))
+    count, longest = (more.randint(1, 2), 600) if kind == "sleep" else (more.randint(1, 10), 60)
+    apart_s = 0.8 * seconds / count
+    return tuple(
+        Outage(kind, apart_s * (each + more.uniform(0.2, 0.6)), min(log_uniform(more, 1, longest), 0.3 * apart_s))
+        for each in range(count)
+    )

@@ -26,6 +26,7 @@ from kvscope.monitor.incidents.on_vllm.cache_groups import cache_config, takes
 from kvscope.monitor.incidents.on_vllm.fault_table import FAULT_TABLE
 from kvscope.monitor.incidents.on_vllm.scheduler_maker import configured, save_config, scheduler_of
 from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
+from kvscope.monitor.incidents.on_vllm.vllm_operator import Operator
 from kvscope.monitor.incidents.on_vllm.vllm_outside import CompilerStandIn, ModelStandIn, OtherEngine
 from kvscope.monitor.probes.vllm.probe import Probe
 from kvscope.monitor.publishing.packer import Packer
@@ -98,9 +99,9 @@ class VllmEngine:
             self.time.every(BEAT_S, lambda: self._keep(self._packer.heartbeat())),
         )
         self._empty_passes, self._arrived_s = 0, 0.0
-        for at_s, seconds in draw.pauses:
-            self.at(at_s, lambda: self._pause("PAUSED_ALL"))
-            self.at(at_s + seconds, lambda: self._pause("UNPAUSED"))
+        self._aborted: list[Output] = []
+        self._operator = Operator(self)
+        self.probe.watch_sleep(self._operator.executor)
         for at_s, count in draw.base.lost:
             self.at(at_s, lambda count=count: self.lose_batches(count))  # type: ignore[misc]
 
@@ -115,8 +116,10 @@ class VllmEngine:
         if self.witness is not None:
             self.witness.note(kind, name)
 
-    def _pause(self, state: str) -> None:
-        self.vllm.set_pause_state(type(self.vllm._pause_state)[state])
+    def pause_noted(self) -> None:
+        """Tell the witness that the operator has paused or resumed the engine."""
+        if self.witness is not None:
+            self.witness.paused()
 
     # ---------------------------------------------------------------- what its clients see
 
@@ -167,6 +170,15 @@ class VllmEngine:
         if name in self.vllm.requests and not self.vllm.requests[name].is_finished():
             self.vllm.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             self.ended.add(name)
+
+    def abort_all(self) -> None:
+        """Abort all requests, as the engine core does, whose clients get that as their answer with the next pass."""
+        from vllm.v1.request import RequestStatus
+
+        for name in [name for name, request in self.vllm.requests.items() if not request.is_finished()]:
+            self.vllm.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self.ended.add(name)
+            self._aborted.append(Output(self.numbers[name], [], Status.FINISHED_ABORTED))
 
     def _request(self, name: str, prompt: list[int], wanted: int, priority: int, structured: bool) -> Any:
         from vllm import SamplingParams as VllmSamplingParams
@@ -224,7 +236,15 @@ class VllmEngine:
             while not self.failure and self.time.pass_to(self.time.ns):
                 pass
 
+    @property
+    def has_steps_in_flight(self) -> bool:
+        """Whether a step was launched and is not complete."""
+        return bool(self._in_flight)
+
     def _pass(self, ahead: int, until: int) -> list[Output]:
+        if self._aborted:
+            aborted, self._aborted = self._aborted, []
+            return aborted
         while len(self._in_flight) < ahead and self.vllm.has_requests():
             self._schedule()
         if self._in_flight:
@@ -299,6 +319,7 @@ class VllmEngine:
         outputs = [self._output(one) for each in found.values() for one in each.outputs]
         if self.witness is not None:
             self.witness.step_ends(step, outputs)
+        self._operator.check_in_flight()
         return outputs
 
     def _output(self, one: Any) -> Output:
@@ -354,7 +375,7 @@ def _structure(structured: bool) -> dict[str, Any]:
 
 def _make_scheduler(draw: VllmDraw, model: Path) -> tuple[Any, Any]:
     engine, base = draw.base.engine, draw.base
-    groups: tuple[tuple[Any, ...], ...] = (("full",), ("sliding", base.window)) if base.window else (("full",),)
+    groups: tuple[tuple[Any, ...], ...] = (("full",), *draw.window_groups * [("sliding", base.window)])
     settings: dict[str, Any] = {
         "scheduling_policy": engine["scheduling_policy"],
         "enable_prefix_caching": engine["enable_prefix_caching"],
@@ -367,7 +388,11 @@ def _make_scheduler(draw: VllmDraw, model: Path) -> tuple[Any, Any]:
         }
     if draw.has_connector:
         settings["kv_transfer_config"] = CONNECTOR_SETTINGS
-        if draw.lease_s:
+        if draw.renews:
+            lease = {"kv_lease_duration": round(draw.lease_s)}
+            nixl = {"kv_connector": "NixlLabConnector", "kv_connector_extra_config": lease}
+            settings["kv_transfer_config"] = CONNECTOR_SETTINGS | nixl
+        elif draw.lease_s:
             os.environ[MOONCAKE_LEASE] = f"{draw.lease_s:.0f}"
             settings["kv_transfer_config"] = CONNECTOR_SETTINGS | {"kv_connector": "MooncakeLabConnector"}
     blocks, size = engine["num_gpu_blocks_override"], engine["block_size"]

@@ -54,6 +54,10 @@ class Breaker:
         """Let some consumers never read the blocks, which their lease frees: vLLM #29906, #50425."""
         self.engine.other.never_sent = self._some
 
+    def consumer_stops_renewing(self) -> None:
+        """Let some consumers die while they renew the lease of blocks that they have not read."""
+        self.engine.other.never_sent = self._some
+
     def aborted_load_never_reported(self) -> None:
         """Never end the fetches of clients that leave: vLLM #46283."""
         self.engine.other.never_ends = lambda request: request.request_id.startswith("g-")

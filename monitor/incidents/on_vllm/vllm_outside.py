@@ -16,6 +16,8 @@ from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
 SAMPLED_TOKENS: Final = (32, 256)
 FETCHING_CLIENTS: Final = ("f-", "g-")
 """Clients whose prompts another engine always has."""
+RENEWED_SHARE: Final = 2 / 3
+"""The share of a lease for which NIXL's consumer renews it (vLLM, nixl/base_worker.py: `_lease_extension`)."""
 
 
 class OtherEngine:
@@ -70,12 +72,25 @@ class OtherEngine:
         """Keep the blocks until the other engine has read them, or until the lease ends."""
         name = request.request_id
         self.kept.add(name)
-        lease_s = self._draw.lease_s or math.inf
-        takes_s = math.inf if self.never_sent(request) else self._rng.uniform(*self._draw.consumer_s)
+        is_gone, draw = self.never_sent(request), self._draw
+        if draw.renews:
+            self._renew(name, is_gone)
+            return
+        lease_s = draw.lease_s or math.inf
+        takes_s = math.inf if is_gone else self._rng.uniform(*draw.consumer_s)
         if takes_s < lease_s:
             self._after(takes_s, lambda: self._is_sent(name))
-        elif self._draw.lease_s:
+        elif draw.lease_s:
             self._after(lease_s, lambda: self._lease_ends(name))
+
+    def _renew(self, name: str, dies: bool) -> None:
+        """Keep blocks under a lease that the consumer renews until it has read them, or until it dies in its queue."""
+        takes_s = self._rng.uniform(*self._draw.consumer_s)
+        if not dies:
+            self._after(takes_s, lambda: self._is_sent(name))
+            return
+        self._after(takes_s, lambda: self._note("moved", name))
+        self._after(takes_s + RENEWED_SHARE * self._draw.lease_s, lambda: self._lease_ends(name))
 
     def _is_sent(self, name: str) -> None:
         self._sent.add(name)

@@ -167,6 +167,10 @@ class VllmWitness:
         self.waste.closed = True
         self._stop_looking()
 
+    def paused(self) -> None:
+        """Forget the head that the last pass left without room: until the next one it waits for the operator."""
+        self._blocked = None
+
     def _look(self) -> None:
         """Look at what may break at any time. The next pass may be minutes away, if a step takes as long."""
         self._counters(self.now_s)
@@ -296,10 +300,10 @@ class VllmWitness:
     def least_blocks(self, tokens: int) -> int:
         """Return the blocks without which the last of so many tokens cannot be computed.
 
-        That token reads all of them in a group that sees everything, and as many as the window in one that has one.
+        That token reads all of them in a group that sees everything, and as many as the window in each that has one.
         """
-        window = self.engine.draw.base.window
-        seen = [tokens, min(tokens, window)] if window else [tokens]
+        draw = self.engine.draw
+        seen = [tokens, *draw.window_groups * [min(tokens, draw.base.window)]]
         return sum(-(-count // self.block_size) for count in seen)
 
     def _blocks_to_admit(self, request: Any) -> int:
