@@ -1,4 +1,7 @@
-"""The monitor's side of an episode: what it finds in the recording, or in the metrics page alone."""
+"""The monitor's side of an episode: what it finds in the recording, or in the metrics page alone.
+
+It imports only what detectors of earlier commits have too: tests/incidents/recall_beside.py runs it with those.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from kvscope.monitor.events.description import parse_description
 from kvscope.monitor.events.samples import Record
 from kvscope.monitor.events.wire import NO_REQUEST, Batch
 from kvscope.monitor.findings import FindingReport, severity_at_least
-from kvscope.monitor.incidents.simulated_metrics import pages_as_records
 from kvscope.monitor.pipeline import Pipeline
 from kvscope.monitor.sources.recording import Recording, record_ns
 
@@ -59,11 +61,6 @@ def unmarked_records(directory: Path) -> Iterator[Record]:
 def find_in_recordings(directories: Iterable[Path]) -> list[FoundCode]:
     """Return what a monitor finds in the event streams of a server's ranks, each recorded in one of `directories`."""
     return find_in_records(heapq.merge(*map(unmarked_records, directories), key=record_ns))
-
-
-def find_in_pages(pages: Sequence[tuple[int, str]], began_ns: int) -> list[FoundCode]:
-    """Return what a monitor finds that only scraped metrics pages, each at its wall time in ns."""
-    return find_in_records(pages_as_records(pages), began_ns)
 
 
 def find_in_records(records: Iterable[Record], began_ns: int = 0) -> list[FoundCode]:

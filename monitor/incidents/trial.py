@@ -17,7 +17,8 @@ import msgspec
 
 from kvscope.monitor.incidents.drain_limits import NotFinished
 from kvscope.monitor.incidents.episode import DrawnFrom, make_ranks
-from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_pages, find_in_recordings
+from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recordings, find_in_records
+from kvscope.monitor.incidents.simulated_metrics import pages_as_records
 from kvscope.monitor.incidents.truth.claims import codes_named, harms_behind
 from kvscope.monitor.incidents.truth.episode_end import EpisodeEnd
 from kvscope.monitor.incidents.truth.what_happened import Harm, decide_of_ranks
@@ -100,7 +101,7 @@ class Trial(msgspec.Struct):
 
 
 @contextmanager
-def _limited_to(seconds: float) -> Iterator[None]:
+def limited_to(seconds: float) -> Iterator[None]:
     """Raise NotFinished in the block after so many seconds of real time. It works in a main thread only. 0 means no
     limit.
     """
@@ -141,7 +142,7 @@ def run_trial(
     trial.only_healthy, trial.by_fault = drawn_from == "healthy", drawn_from == "faults"
     directory = Path(tempfile.mkdtemp(prefix="kvscope-trial-"))
     try:
-        with _limited_to(limit_s):
+        with limited_to(limit_s):
             _run_episode(trial, directory)
     except NotFinished as error:
         trial.error, trial.finished = str(error), False
@@ -164,7 +165,7 @@ def _run_episode(trial: Trial, directory: Path) -> None:
         rank.watch()
     found = {"stream": find_in_recordings(ranks)}
     if not others:
-        found["metrics"] = find_in_pages(first.pages, first.began_ns)
+        found["metrics"] = find_in_records(pages_as_records(first.pages), first.began_ns)
     note_outcome(trial, [rank.drain() for rank in ranks.values()], found)
 
 

@@ -84,7 +84,7 @@ def _faults_of(run: RunToCheck) -> tuple[Sequence[str], bool, float]:
         return draw_run(run.number, run.seed).faults, False, 0.0
     draw = draw_vllm_run(run.number, run.seed, shared_worker().release)
     patched = hasattr(Breaker, draw.fault.replace("-", "_"))
-    return ((draw.fault,) if draw.fault else ()), not patched, draw.lease_s
+    return ((draw.fault,) if draw.fault else ()), not patched, 0.0 if draw.renews else draw.lease_s
 
 
 def _end_of(run: RunToCheck, recording: Path, end: Path, *, undone: bool) -> EpisodeEnd:

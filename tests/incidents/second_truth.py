@@ -38,7 +38,8 @@ class SecondHarm:
 class SecondTruth:
     """Harms of the recording in `directory`, of which the first `watched_s` seconds were watched.
 
-    lease_s: how long a connector that reports no lease keeps blocks at most; 0: it does report it, or has none.
+    lease_s: how long a connector that reports no lease keeps blocks at most; 0: it does report it, has none, or its
+    consumers renew it.
     """
 
     def __init__(self, directory: Path, watched_s: float, lease_s: float = 0.0) -> None:
