@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvscope.monitor.incidents.drain_limits import NotFinished
 from kvscope.monitor.incidents.episode import faults_in_turn, make_ranks
 from kvscope.monitor.incidents.lab_watch import FoundCode, find_in_recordings
 from kvscope.monitor.incidents.trial import Trial, limited_to, note_outcome
@@ -53,7 +54,7 @@ def compare_run(number: int, seed: int, engine: str, checkout: Path) -> Pair:
                 found = find_in_recordings(ranks)
                 ends = [rank.drain() for rank in ranks.values()]
                 earlier = found_by(checkout, ranks)
-        except Exception as error:  # a drawn run that cannot be run is counted, and the others go on
+        except (NotFinished, Exception) as error:  # a run that cannot be run is counted, and the others go on
             for trial in pair:
                 trial.error = f"{type(error).__name__}: {error}"
             return pair

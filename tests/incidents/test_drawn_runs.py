@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import subprocess
 import tempfile
 from dataclasses import replace
@@ -39,7 +38,6 @@ from kvscope.monitor.incidents.needed_loads import (
     PARKING,
     SIDE_BY_SIDE,
 )
-from kvscope.monitor.incidents.on_vllm.vllm_worker import VLLM_PYTHON
 from kvscope.monitor.incidents.own_episode import OwnEpisode
 from kvscope.monitor.incidents.trial import Trial, judge_claim, note_outcome, seen_harms
 from kvscope.monitor.incidents.trial_batch import read_trials
@@ -477,24 +475,3 @@ def test_a_sample_of_drawn_runs(tmp_path: Path) -> None:
     subprocess.run([*INCIDENTS_COMMAND, "--runs", "12", "--resume", str(tmp_path)], check=True)
     trials = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
     assert [trial["error"] for trial in trials] == [""] * 12
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("engine", ["own", "vllm"])
-def test_healthy_engines_in_full(engine: str, tmp_path: Path) -> None:
-    """About 240 hours of our engine and 60 of vLLM's scheduler: no finding from the stream is false."""
-    runs = {"own": "430", "vllm": "110"}[engine]
-    if engine == "vllm" and not os.environ.get(VLLM_PYTHON):
-        pytest.skip(f"{VLLM_PYTHON} is not set: sh scripts/vllm.sh, then {VLLM_PYTHON}=.venv-vllm/bin/python")
-    flags = ["--engine", engine, "--healthy", "--runs", runs, "--write", str(tmp_path / "page.md")]
-    subprocess.run([*INCIDENTS_COMMAND, *flags], check=True)
-    accuracy = json.loads((tmp_path / "page.json").read_bytes())
-    assert accuracy["failed"] <= accuracy["trials"] / 100
-    assert [each for each in accuracy["false_rates"] if each["source"] == "stream" and each["findings"]] == []
-
-
-@pytest.mark.prove
-def test_drawn_runs_in_full(tmp_path: Path) -> None:
-    subprocess.run([*INCIDENTS_COMMAND, "--runs", "3000", "--write", str(tmp_path / "page.md")], check=True)
-    accuracy = json.loads((tmp_path / "page.json").read_bytes())
-    assert accuracy["failed"] <= accuracy["trials"] / 100
