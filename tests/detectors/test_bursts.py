@@ -3,7 +3,7 @@
 import random
 from bisect import bisect_right
 
-from kvscope.monitor.detectors.collapse.lockstep import ended_since_pause
+from kvscope.monitor.detectors.collapse.ends_together import ended_since_pause
 from kvscope.monitor.events.kinds import Status
 from kvscope.monitor.state.records import RequestState
 

@@ -198,9 +198,11 @@ def wave_of_eight(
     longest_s: float = 0.0,
     left_by_a_pass: bool = True,
     run_steps: int = 0,
+    between: int = 0,
 ) -> Spoken:
-    """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each. Then
-    `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of them had until then.
+    """Eight requests hold so many of 80 blocks and end at once; `stay` others go on with one block each, and then
+    `between` more run. Then `queued` wait, `outside` of them for KV from elsewhere. The connector keeps what `kept` of
+    the eight had until then.
     `early` end half a second before the others, and so many steps lie between. The others come `steps_later` such
     steps after them. A step of `longest_s` comes before all.
     A pass leaves those that wait, unless they came after the last one. The eight run for `run_steps` equal steps.
@@ -229,6 +231,9 @@ def wave_of_eight(
     scene.wait(min(after_s, 1.0))
     for _ in range(round(after_s - 1.0)):
         scene.wait(1)
+    for number in range(31, 31 + between):
+        scene.arrive(number, [40 + number])
+    scene.wait(1)
     for number in range(21, 21 + queued):
         scene.log.arrived(number, f"r-{number}", 40, 8, 0, 10, 12)
         if number < 21 + outside:
@@ -252,6 +257,8 @@ def wave_of_eight(
         ({"queued": 4}, True),
         ({"queued": 3}, False),  # of a wave of eight
         ({"after_s": 25.0}, True),
+        ({"queued": 8, "between": 3}, True),
+        ({"queued": 8, "between": 4}, False),  # most of a wave has run since, and these came after it
         ({"after_s": 35.0}, False),
         ({"kept": 4}, True),
         ({"kept": 5}, False),  # most of the pool is still taken: the queue waits for the connector

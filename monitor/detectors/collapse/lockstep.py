@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator, Reversible, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvscope.monitor.analysis.demand import (
@@ -25,6 +24,7 @@ from kvscope.monitor.analysis.demand import (
 )
 from kvscope.monitor.detectors.advice import smaller_budget
 from kvscope.monitor.detectors.arrival_rates import for_room
+from kvscope.monitor.detectors.collapse.ends_together import ended_since_pause
 from kvscope.monitor.detectors.collapse.usage_fall import (
     before_fall,
     chance_within,
@@ -40,7 +40,7 @@ from kvscope.monitor.detectors.preemptions import LOST_EVENTS
 from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
 from kvscope.monitor.detectors.sample_needs import SampleNeed
 from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.events.kinds import Cause
 from kvscope.monitor.events.samples import Sample
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.state.records import RequestState
@@ -59,8 +59,6 @@ TOGETHER_BY_CHANCE: Final = (
     "whether these requests belong together: they did not run equally long, and over so many steps others end as close"
     " to each other now and then"
 )
-# As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are checked.
-NATURAL_ENDS = frozenset((int(Status.FINISHED_STOPPED), int(Status.FINISHED_LENGTH_CAPPED)))
 WAITS_OUTSIDE = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT), int(Cause.PAUSED)))
 """Waits that neither a place nor a block ends."""
 PREEMPTIONS_HIDDEN = {
@@ -68,7 +66,6 @@ PREEMPTIONS_HIDDEN = {
     "metrics": "vLLM's own counter moves only with a preempted request's next token",
     "prometheus": "vLLM's own counter moves only with a preempted request's next token",
 }
-FINISHED_NS: Final = attrgetter("finished_ns")
 
 
 class Lockstep(Detector[Judgement]):
@@ -190,12 +187,17 @@ class Lockstep(Detector[Judgement]):
         )
 
     def _next_wave(self, ledger: EngineLedger, settings: Settings, burst: Sequence[RequestState]) -> Point | None:
-        """Return the point after the burst when most of a next wave waited with little running, if any."""
-        end = _burst_end(ledger, burst)
+        """Return the point after the burst when most of a next wave waited with little running, if any.
+
+        Once most of one runs, none waits for this burst: a later queue has come since.
+        """
+        end, most = _burst_end(ledger, burst), len(burst) / 2
         until = end + at_pace_s(ledger, settings, self.next_wave_s) * 1e9
-        for point in ledger.points:
-            if end < point.at_ns <= until and max(len(burst) / 2, point.running + 1) <= _queued_for_room(point):
+        for point in (point for point in ledger.points if end < point.at_ns <= until):
+            if max(most, point.running + 1) <= _queued_for_room(point):
                 return point
+            if point.running >= most:
+                return None
         return None
 
     def _judge_burst(
@@ -435,23 +437,6 @@ def _lockstep_change(ledger: EngineLedger) -> tuple[str, ...]:
         " prefilled, and the wave spreads out.",
         "Vary output lengths or arrival times in the load generator. Real traffic does not arrive in lockstep.",
     )
-
-
-def ended_since_pause(ended: Reversible[RequestState], since_ns: int, within_ns: float) -> list[RequestState]:
-    """Return the natural ends from which each burst since `since_ns` is the one that it is from the first end on: those
-    after a pause longer than a burst, or all. `ended` has the latest last. This runs at every judgement, so it reads no
-    further back than the pause.
-    """
-    recent: list[RequestState] = []
-    for record in reversed(ended):
-        if record.status not in NATURAL_ENDS:
-            continue
-        if record.finished_ns <= since_ns and (not recent or recent[-1].finished_ns - record.finished_ns > within_ns):
-            break
-        recent.append(record)
-    recent.reverse()  # those of one moment stay in their order
-    recent.sort(key=FINISHED_NS)
-    return recent
 
 
 def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:
