@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM
-from kvscope.monitor.events.kinds import SCHEMA, Cause, Holder, Kind, Release, Status
+from kvscope.monitor.events.kinds import SCHEMA, Cause, Holder, Kind, Preempt, Release, Status
 from kvscope.monitor.events.wire import Run
 from tests.incidents.cache_memory import CacheMemory
 from tests.incidents.raw_account import NATURAL, RawAccount, RawRequest
@@ -182,6 +182,8 @@ class SecondTruth:
     # ---------------------------------------------------------------- work done twice
 
     def _preempted(self, event: Run) -> None:
+        if event.args[0] == Preempt.RESET:  # the operator dropped all caches: what was computed counts for nothing
+            return
         account, number, beneficiary = self.account, event.request, event.args[1]
         request = account.requests[number]
         if not self._victims:

@@ -16,7 +16,9 @@ from kvscope.monitor.incidents.on_vllm.vllm_draws import LEASES_RENEWED, OUTAGES
 from kvscope.monitor.incidents.on_vllm.vllm_episode import VllmEpisode
 from kvscope.monitor.incidents.on_vllm.vllm_outside import RENEWED_SHARE, OtherEngine
 from kvscope.monitor.incidents.truth.what_happened import decide
+from tests.incidents.checked_runs import RunToCheck
 from tests.incidents.raw_account import RawAccount
+from tests.incidents.truth_check import check_run, disagreements
 from tests.probes.vllm_python import needs_vllm
 
 SEED = 7
@@ -105,3 +107,17 @@ def test_what_the_operator_does_is_in_the_stream_and_is_no_harm(
     assert (Preempt.RESET in preempted) is (ends is None)
     assert decide(episode.drain()) == []
     assert list(find_in_records(unmarked_records(tmp_path))) == []
+
+
+RESETS = 162
+"""A run of seed 31 whose operator gives new weights while requests run."""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.usefixtures("worker")
+def test_the_events_bear_out_that_preemptions_by_the_operator_are_no_harm(tmp_path: Path) -> None:
+    checked = check_run(RunToCheck("vllm", RESETS, 31), tmp_path)
+    assert checked.kept.faults == ()
+    assert [*disagreements(checked)] == []
+    assert checked.harms == {}
