@@ -191,13 +191,14 @@ class Lockstep(Detector[Judgement]):
 
         Once most of one runs, none waits for this burst: a later queue has come since.
         """
-        end, most = _burst_end(ledger, burst), len(burst) / 2
+        end, most, emptied = _burst_end(ledger, burst), len(burst) / 2, False
         until = end + at_pace_s(ledger, settings, self.next_wave_s) * 1e9
         for point in (point for point in ledger.points if end < point.at_ns <= until):
             if max(most, point.running + 1) <= _queued_for_room(point):
                 return point
-            if point.running >= most:
+            if emptied and point.running >= most:
                 return None
+            emptied = emptied or point.running < most  # the first points may still count those of the burst
         return None
 
     def _judge_burst(
