@@ -1,6 +1,6 @@
 """The whole lab, as docs/accuracy was measured: a hundred runs of each fault and hundreds of healthy hours.
 
-It takes about six hours of two cores with `make prove`. KVSCOPE_TEST_VLLM_RELEASES names the other releases of vLLM.
+It takes about three hours of two cores with `make prove`. KVSCOPE_TEST_VLLM_RELEASES names the other releases of vLLM.
 """
 
 from __future__ import annotations
