@@ -8,15 +8,16 @@ export HF_HUB_OFFLINE := 1
 # Container images set it, and each of the hundreds of processes that tests start would compile the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo fleet test slow prove lint bench docs site clean
+.PHONY: help demo fleet check test slow prove lint bench docs site clean
 
 help:
 	@echo 'make demo    an engine with two incidents, the monitor and its page (DEMO_SECONDS=N ends it after N seconds)'
 	@echo 'make fleet   three NATS nodes, four agents, two hubs and 50 engines with incidents (FLEET_SECONDS=N ends it)'
-	@echo 'make test    the tests'
+	@echo 'make check   ruff, mypy, the house and the unit tests'
+	@echo 'make test    the tests, but for what is slow'
 	@echo 'make slow    the slower tests, which CI runs too'
-	@echo 'make prove   soaks and full matrices; writes docs/proof.txt'
-	@echo 'make lint    ruff, mypy and the prose check'
+	@echo 'make prove   soaks and full matrices; writes build/proof.txt'
+	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   the benchmarks'
 	@echo 'make docs    writes what is generated from the code: docs, rules, dashboards'
 	@echo 'make site    builds the documentation site in build/site; warnings are errors'
@@ -31,6 +32,9 @@ demo: .venv/.ready
 fleet: .venv/.ready
 	@.venv/bin/python -m scripts.fleet
 
+check: lint
+	$(PYTEST) -n 2 $(TOGETHER) -m unit
+
 # On two cores: a worker often waits for what it started.
 test: .venv/.ready
 	@sh scripts/system_parts.sh
@@ -41,13 +45,17 @@ slow: .venv/.ready
 
 prove: SHELL := /bin/bash -o pipefail
 prove: .venv/.ready
-	$(PYTEST) -m prove -q --durations=5 -o faulthandler_timeout=0 | tee docs/proof.txt
+	@mkdir -p build
+	$(PYTEST) -m prove -q --durations=5 -o faulthandler_timeout=0 | tee build/proof.txt
 
-lint: .venv/.ready
+# What mypy and editors need to find kvscope.engine and so on in a checkout.
+build/names: scripts/package_names.sh
+	@sh scripts/package_names.sh
+
+lint: .venv/.ready build/names
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m scripts.prose_check
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks.events
@@ -61,12 +69,9 @@ bench: .venv/.ready
 
 docs: .venv/.ready
 	.venv/bin/python -m scripts.docs
-	.venv/bin/python -m scripts.sbom
 	.venv/bin/python -m kvscope.dashboards.prometheus
 	.venv/bin/python -m kvscope.dashboards.grafana
-	.venv/bin/python -m tests.doctor.by_source
-	.venv/bin/python -m tests.incidents.reach
-	.venv/bin/python -m tests.web.screens
+	.venv/bin/python -m tests.terminal.by_source
 
 site: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet

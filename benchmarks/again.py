@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.monitor.events.kinds import SCHEMA, Kind
-from kvscope.monitor.events.wire import Batch, fives
+from kvscope.monitor.contract.kinds import SCHEMA, Kind
+from kvscope.monitor.contract.wire import Batch, fives
 
 Array = NDArray[np.int64]
 
@@ -75,9 +75,9 @@ class Episode:
                 wall_ns=batch.wall_ns + shift_ns,
                 mono_ns=batch.mono_ns + shift_ns,
                 texts={number + request: f"{name}-{times}" for number, name in batch.texts.items()},
-                runs=memoryview(runs).cast("B"),
-                args=memoryview(args).cast("B"),
-                ids=memoryview(ids).cast("B"),
+                runs=runs.data.cast("B"),
+                args=args.data.cast("B"),
+                ids=ids.data.cast("B"),
             )
 
 
@@ -99,11 +99,11 @@ def _sheet(batch: Batch) -> _Sheet:
             of_ids += range(i, i + n_ids)
         a += n_args
         i += n_ids
-    places = (np.array(each, dtype=np.int64) for each in (*moving.values(), of_runs, of_ids))
+    moved = [np.array(each, dtype=np.int64) for each in (*moving.values(), of_runs, of_ids)]
     return _Sheet(
         batch,
         np.array(runs, dtype=np.int32),
         np.array(args, dtype=np.int64),
         np.frombuffer(batch.ids, dtype=np.int32),
-        *places,
+        *moved,
     )

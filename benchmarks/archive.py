@@ -24,14 +24,13 @@ from benchmarks.machine import machine
 from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.history.sql_segments import TimeRange
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.sql_query import SqlSource, TimeRange
+from kvscope.monitor.history.sql_tables import with_answer
 from tests.history.clickhouse import IN_DUCKDB, documented, run_clickhouse
 from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
 
 PREFIX = "bench"
 QUESTIONS = ("events by kind", "blocks held for more than 20 s", "requests at a moment")
-TIMEOUT_S = 3_600.0
 LONGEST = """
 SELECT epoch_ns(finished) FROM requests WHERE epoch_ns(finished) > {middle_ns} ORDER BY finished - admitted DESC LIMIT 1
 """
@@ -98,8 +97,8 @@ def ask(archive: Archive, endpoint: str, chdb: str, at_ns: int, kept: TakenIn) -
 def through_duckdb(query: str, archive: Archive, window: TimeRange | None = None) -> tuple[list[list[Any]], float]:
     """Return the rows of a query, and the seconds that it took."""
     began_s = time.perf_counter()
-    with answer(query, SqlInput(None, archive=archive, window=window or TimeRange()), TIMEOUT_S) as found:
-        rows = [list(each) for each in found.rows]
+    of = SqlSource(None, archive.url, window or TimeRange())
+    rows = with_answer(query, of, lambda found: [list(each) for each in found.rows])
     return rows, time.perf_counter() - began_s
 
 

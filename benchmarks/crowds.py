@@ -13,15 +13,15 @@ import time
 from typing import Final
 
 from benchmarks.machine import machine
-from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.kinds import Preempt, Status
+from kvscope.monitor.contract.wire import decode, encode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import Findings
 from kvscope.monitor.detectors.registry import judge_engine
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Preempt, Status
-from kvscope.monitor.events.wire import decode, encode
-from kvscope.monitor.findings import Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.publishing.packer import Packer, Vitals
+from kvscope.monitor.probes.packer import Packer, Vitals
 
 CROWD: Final = "bench@127.0.0.1:1/0"
 LIVING, PREEMPTED, RUN = 10_000, 4_000, 2_000
@@ -45,7 +45,9 @@ class Crowd:
         self.log.tick()
         self.log.flush(-1, -1, (-1, -1, -1, -1))
         for batch in self.packer.pack():
-            self.ledger.apply(decode(encode(batch)))
+            frame = decode(encode(batch))
+            assert frame is not None
+            self.ledger.apply(frame)
 
     def judged_ms(self) -> float:
         """Return how long one judgement and its findings take."""

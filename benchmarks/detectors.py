@@ -18,16 +18,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.machine import machine
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.detectors.registry import DETECTORS
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
-from kvscope.monitor.events.wire import Batch, Keyframe, decode, encode
-from kvscope.monitor.findings import Findings
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.kinds import Cause, Limit, Release, Status
+from kvscope.monitor.contract.wire import Batch, Keyframe, decode, encode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import Findings
+from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.detectors.registry import detectors_for
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.publishing.packer import Packer, Vitals
+from kvscope.monitor.probes.packer import Packer, Vitals
 
 AIM: Final = 0.10
 RUNNING, WAITING = 1_800, 200
@@ -71,10 +72,10 @@ def looked_at(ledger: EngineLedger, load: Load) -> dict[str, float]:
         for _ in range(STEPS_A_LOOK):
             for frame in load.step():
                 ledger.apply(frame)
-        judgements = []
-        for detector in DETECTORS:
+        judgements: list[Judgement] = []
+        for detector in detectors_for(ledger):
             began = time.thread_time_ns()
-            judgements += detector.detect_rank(ledger, (), settings)
+            judgements += detector.detect(ledger, settings)
             took.setdefault(detector.code, []).append((time.thread_time_ns() - began) / 1e3)
         began = time.thread_time_ns()
         findings.update(ledger.engine, ledger.now_ns, judgements)

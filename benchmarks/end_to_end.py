@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from benchmarks.machine import machine
-from tests.chaos.service_process import ServiceProcess, process_cost
-from tests.chaos.soak import FleetProcess, running_soak
+from kvscope.lab.chaos.service_process import ServiceProcess, process_cost
+from kvscope.lab.chaos.soak import FleetProcess, running_soak
 
 STEPS_PER_S: Final = (1.0, 8.0)
 WARM_UP_S: Final = 10.0
@@ -64,13 +64,12 @@ def measured(engines: int, steps_per_s: float, seconds: float) -> Measured:
 
 
 def measured_row(engines: int, seconds: float, fleet: FleetProcess, service: ServiceProcess) -> Measured:
-    """Measure between two reports of the engines' process, which come every five seconds."""
-    first, began_s = fleet.published, process_cost(service.process.pid).cpu_s
+    """Measure from one report of the engines' process, which come every five seconds, to the first after `seconds`."""
+    first, began_s = fleet.next_report(), process_cost(service.process.pid).cpu_s
     time.sleep(seconds)
-    last, ended_s = fleet.published, process_cost(service.process.pid).cpu_s
-    share = seconds / (last.at_s - first.at_s)  # the reports' times are not ours
-    block_events = round((last.block_events - first.block_events) * share)
-    return Measured(engines, seconds, block_events, round((last.batches - first.batches) * share), ended_s - began_s)
+    last, ended_s = fleet.next_report(), process_cost(service.process.pid).cpu_s
+    block_events = last.block_events - first.block_events
+    return Measured(engines, last.at_s - first.at_s, block_events, last.batches - first.batches, ended_s - began_s)
 
 
 def fitted_costs(rows: list[Measured]) -> tuple[float, float, float]:

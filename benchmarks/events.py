@@ -19,13 +19,14 @@ from functools import partial
 from typing import Any
 
 from benchmarks.machine import machine
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
-from kvscope.monitor.events.event_log import EventLog, count_events
-from kvscope.monitor.events.kinds import Kind, Release
-from kvscope.monitor.events.wire import Batch, decode, encode
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.event_log import EventLog, count_events
+from kvscope.monitor.contract.kinds import Kind, Release
+from kvscope.monitor.contract.wire import Batch, decode, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.publishing.packer import Packer, Vitals
-from tests.lab import Lab, VirtualClock
+from kvscope.monitor.probes.packer import Packer, Vitals
 
 EMIT_AIM_NS = 60
 APPLY_AIM_NS = 500

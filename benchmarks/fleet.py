@@ -21,16 +21,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import httpx
+import httpx2
 import numpy as np
 from nats.js import JetStreamContext
 
 from benchmarks.machine import machine
-from kvscope.monitor.bus.bus_subjects import events_stream
-from kvscope.monitor.bus.fleet_reader import FleetReader
-from tests.bus.nats_servers import NatsServer, bus_config_of, one_server, set_up, with_client
-from tests.chaos.service_process import ServiceProcess, process_cost
-from tests.chaos.soak import FleetProcess
+from kvscope.lab.chaos.service_process import ServiceProcess, process_cost
+from kvscope.lab.chaos.soak import FleetProcess
+from kvscope.monitor.fleet.bus_subjects import events_stream
+from kvscope.monitor.fleet.fleet_reader import FleetReader
+from tests.fleet.nats_servers import NatsServer, bus_config_of, one_server, set_up, with_client
 
 STEPS_PER_S: Final = (1.0, 4.0)
 BUSY: Final = ((1, 20.0, 8), (10, 4.0, 8), (1, 20.0, 32))
@@ -84,17 +84,17 @@ def measured(agents: int, engines: int, steps_per_s: float, seconds: float, scal
     with running_agents(agents, engines, steps_per_s, scale) as (fleet, services, server):
         time.sleep(WARM_UP_S)
         found = finding_bytes(server)
-        first, cpu_s, began = fleet.published, total_cpu_s(services), bytes_in(server)
+        first, cpu_s, began = fleet.next_report(), total_cpu_s(services), bytes_in(server)
         time.sleep(seconds)
-        last, ended = fleet.published, bytes_in(server)
-        share = seconds / (last.at_s - first.at_s)  # the reports' times are not ours
+        last, ended = fleet.next_report(), bytes_in(server)
+        seconds = last.at_s - first.at_s
         row = FleetRow(
             agents,
             engines,
             seconds,
-            round((last.batches - first.batches) * share),
-            round((last.block_events - first.block_events) * share),
-            round((last.bytes - first.bytes) * share),
+            last.batches - first.batches,
+            last.block_events - first.block_events,
+            last.bytes - first.bytes,
             total_cpu_s(services) - cpu_s,
             ended - began,
             finding_bytes(server) - found,
@@ -157,7 +157,7 @@ def total_cpu_s(services: list[ServiceProcess]) -> float:
 
 def bytes_in(server: NatsServer) -> int:
     """Return the bytes of messages that clients have sent to a server so far, headers included."""
-    reported: dict[str, Any] = httpx.get(f"{server.monitor}/varz", trust_env=False).json()
+    reported: dict[str, Any] = httpx2.get(f"{server.monitor}/varz", trust_env=False).json()
     return int(reported["in_bytes"])
 
 

@@ -19,15 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 from nats.js import JetStreamContext
 
-from kvscope.monitor.bus.bus_config import BusConfig
-from kvscope.monitor.bus.bus_connection import connect_bus, publish_once
-from kvscope.monitor.bus.bus_link import POINT_EVERY_S, BusLink
-from kvscope.monitor.bus.bus_messages import PointMessage, encode_message, finding_message
-from kvscope.monitor.bus.bus_subjects import subject_of
-from kvscope.monitor.fleet_schema import STRIP_BUCKETS
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.fleet.bus_config import BusConfig
+from kvscope.monitor.fleet.bus_connection import connect_bus, publish_once
+from kvscope.monitor.fleet.bus_link import POINT_EVERY_S, BusLink
+from kvscope.monitor.fleet.bus_messages import PointMessage, encode_message, finding_message
+from kvscope.monitor.fleet.bus_subjects import subject_of
+from kvscope.monitor.questions.fleet_schema import STRIP_BUCKETS
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.finding_transitions import AlertMessages
-from tests.lab import Lab
 
 TENANT = "default"
 FOUND_EVERY = 20
@@ -85,8 +85,9 @@ def replay(url: str, engines: int) -> None:
 async def _replay(url: str, points: list[PointMessage], drawn: random.Random) -> None:
     client = await connect_bus(BusConfig((url,), tenant=TENANT, agent="replay"))
     streams = client.jetstream()
-    for point in points[::FOUND_EVERY]:
-        await _publish_finding(streams, point.engine.engine)
+    for number in range(0, len(points), FOUND_EVERY):
+        found = await _publish_finding(streams, points[number])
+        points[number] = msgspec.structs.replace(points[number], open=[found])
     closed = ThreadPoolExecutor(1).submit(sys.stdin.read)
     for turn in itertools.count():
         began = time.monotonic()
@@ -102,11 +103,14 @@ async def _replay(url: str, points: list[PointMessage], drawn: random.Random) ->
     await client.close()
 
 
-async def _publish_finding(streams: JetStreamContext, engine: str) -> None:
+async def _publish_finding(streams: JetStreamContext, point: PointMessage) -> str:
+    """Publish a finding of the point's engine, and return its id."""
+    engine = point.engine.engine
     (transition,) = AlertMessages().fire(time.time(), engine=engine)
-    message = finding_message(transition, "replay")
-    subject = subject_of(TENANT, "finding", engine, message.id)
+    message = finding_message(transition, point.agent)
+    subject = subject_of(TENANT, "finding", point.agent, engine, message.id)
     await publish_once(streams, subject, encode_message(message), message.id, alone=True)
+    return transition.finding.id
 
 
 async def _publish_point(streams: JetStreamContext, point: PointMessage, drawn: random.Random) -> None:
@@ -119,7 +123,7 @@ async def _publish_point(streams: JetStreamContext, point: PointMessage, drawn: 
         engine=msgspec.structs.replace(point.engine, usage=usage, waiting=drawn.randrange(20)),
         usage=[*point.usage[1:], round(100 * usage)],
     )
-    subject = subject_of(TENANT, "point", point.engine.engine)
+    subject = subject_of(TENANT, "point", point.agent, point.engine.engine)
     await publish_once(streams, subject, encode_message(sent), sent.id, alone=False)
 
 

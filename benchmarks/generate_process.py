@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def kvscope(checkpoint: str, settings: dict[str, Any]) -> Generate:
-    from kvscope.engine.requests.sampling_params import SamplingParams
+    from kvscope.engine.requests.request import SamplingParams
     from kvscope.engine.serving.llm import LLM
 
     llm = LLM(checkpoint, **settings)

@@ -28,17 +28,18 @@ from typing import NamedTuple
 
 from benchmarks.again import Episode
 from benchmarks.machine import machine
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.events.event_log import count_events
-from kvscope.monitor.events.wire import Batch, encode
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.event_log import count_events
+from kvscope.monitor.contract.wire import Batch, encode
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import closed_segments, directory_of
 from kvscope.monitor.history.segment_writer import Writer
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.sql_query import SqlSource
+from kvscope.monitor.history.sql_tables import with_answer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import Received
-from tests.lab import Lab
 
 EVENTS_A_SECOND = 1_000_000
 BYTES_AN_EVENT = 8
@@ -188,13 +189,13 @@ def older_than(history: History, engine: str, at_ns: int) -> list[tuple[int, str
     state = ledger.state
     oldest = at_ns - OLDER_THAN_S * 1_000_000_000 - (ledger.wall(1) - 1)
     held = [block for block, refs in enumerate(state.refs) if refs and state.since[block] <= oldest]
-    return [(block, state.names(state.owners(block))) for block in held]
+    return [(block, state.owner_names(block)) for block in held]
 
 
 def held_by_sql(folder: Path, at_ns: int) -> int:
     """How many of them a query finds."""
-    with answer(HELD.format(at_ns=at_ns, age_ns=OLDER_THAN_S * 1_000_000_000), SqlInput(folder)) as found:
-        return sum(1 for _ in found.rows)
+    query = HELD.format(at_ns=at_ns, age_ns=OLDER_THAN_S * 1_000_000_000)
+    return with_answer(query, SqlSource(folder), lambda found: sum(1 for _ in found.rows))
 
 
 def stated(lab: Lab) -> Iterator[Batch]:

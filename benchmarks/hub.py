@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 from playwright.sync_api import Browser
 
 from benchmarks.machine import machine
 from kvscope.dashboards.web.views.fleet_view import GROUPINGS
-from tests.bus.nats_servers import bus_config_of, one_server, set_up
-from tests.web.parts import chromium
+from kvscope.lab.chromium import chromium
+from tests.fleet.nats_servers import bus_config_of, one_server, set_up
 
 AGENTS = 2
 ENGINES_EACH = 4
@@ -66,7 +66,7 @@ def main() -> None:
             names += [f"edge-{number}-{engine}@10.0.0.1:8000/0" for engine in range(ENGINES_EACH)]
         stack.enter_context(fleet_process("replay", server.url, str(arguments.engines - len(names))))
         hub, url = stack.enter_context(hub_process(server.url))
-        client = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=30))
+        client = stack.enter_context(httpx2.Client(base_url=url, trust_env=False, timeout=30))
         while len(client.get("/api/engines").json()) < arguments.engines:
             time.sleep(0.2)
         print(f"{arguments.engines:,} engines; {len(names)} of them real, with {arguments.blocks:,} blocks each\n")
@@ -96,7 +96,7 @@ def main() -> None:
 
 def cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def updates(browser: Browser, url: str, arguments: argparse.Namespace) -> list[f
     return taken
 
 
-def answers(client: httpx.Client, repeats: int) -> list[float]:
+def answers(client: httpx2.Client, repeats: int) -> list[float]:
     taken = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -176,7 +176,7 @@ def deep(url: str, names: list[str], others: int, seconds: float) -> list[float]
 
 def _ask(url: str, names: list[str], seed: int, ended: threading.Event, pause_s: float, taken: list[float]) -> None:
     drawn = random.Random(seed)
-    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+    with httpx2.Client(base_url=url, trust_env=False, timeout=30) as client:
         while not ended.wait(drawn.uniform(0.5, 1.5) * pause_s):
             began = time.perf_counter()
             answer = client.get(f"/api/{drawn.choice(QUESTIONS)}", params={"engine": drawn.choice(names)})

@@ -95,15 +95,15 @@ def measurements(dtype: torch.dtype) -> Iterator[Measurement]:
 def decode(dtype: torch.dtype, sequences: int, length: int) -> Measurement:
     from kvscope.kernels.paged_decode import paged_decode
 
-    caches, tables, lens = pages(dtype, sequences, length)
+    key_cache, value_cache, tables, lens = pages(dtype, sequences, length)
     query = random(dtype, sequences, HEADS, HEAD_SIZE)
-    keys, values = (gather_pages(cache, tables)[:, :, :length].contiguous() for cache in caches)
+    keys, values = (gather_pages(cache, tables)[:, :, :length].contiguous() for cache in (key_cache, value_cache))
     # Query heads that share a key are to torch as many queries of one head, which serves it best.
     queries = query.view(sequences, KV_HEADS, -1, HEAD_SIZE)
     return Measurement(
         f"decode, {sequences} of {length}",
-        lambda: paged_decode(query, *caches, tables, lens, SCALE),
-        lambda: paged_decode_torch(query.double(), *(cache.double() for cache in caches), tables, lens, SCALE),
+        lambda: paged_decode(query, key_cache, value_cache, tables, lens, SCALE),
+        lambda: paged_decode_torch(query.double(), key_cache.double(), value_cache.double(), tables, lens, SCALE),
         lambda: scaled_dot_product_attention(queries, keys, values, scale=SCALE).view_as(query),
         keys.nbytes + values.nbytes + 2 * query.nbytes,
     )
@@ -112,10 +112,10 @@ def decode(dtype: torch.dtype, sequences: int, length: int) -> Measurement:
 def prefill(dtype: torch.dtype, sequences: int, rows: int, length: int) -> Measurement:
     from kvscope.kernels.paged_prefill import paged_prefill
 
-    caches, tables, lens = pages(dtype, sequences, length)
+    key_cache, value_cache, tables, lens = pages(dtype, sequences, length)
     query = random(dtype, sequences * rows, HEADS, HEAD_SIZE)
     starts = torch.arange(sequences + 1, device=DEVICE) * rows
-    keys, values = (gather_pages(cache, tables)[:, :, :length].contiguous() for cache in caches)
+    keys, values = (gather_pages(cache, tables)[:, :, :length].contiguous() for cache in (key_cache, value_cache))
     queries = query.view(sequences, rows, HEADS, HEAD_SIZE).transpose(1, 2)
     tokens = torch.arange(length, device=DEVICE)
     # Without a prefix torch needs no mask, and is faster so.
@@ -129,12 +129,12 @@ def prefill(dtype: torch.dtype, sequences: int, rows: int, length: int) -> Measu
 
     def exact() -> Tensor:
         return paged_prefill_torch(
-            query.double(), *(cache.double() for cache in caches), tables, starts, lens, rows, SCALE
+            query.double(), key_cache.double(), value_cache.double(), tables, starts, lens, rows, SCALE
         )
 
     return Measurement(
         f"prefill, {sequences} of {length}, last {rows}",
-        lambda: paged_prefill(query, *caches, tables, starts, lens, rows, SCALE),
+        lambda: paged_prefill(query, key_cache, value_cache, tables, starts, lens, rows, SCALE),
         exact,
         other,
         keys.nbytes + values.nbytes + 2 * query.nbytes,
@@ -149,12 +149,12 @@ def write(dtype: torch.dtype, tokens: int) -> Measurement:
     kv = torch.zeros(2, 2 * tokens // BLOCK_SIZE, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, device=DEVICE, dtype=dtype)
 
     def into_kv(how: Callable[..., None]) -> Tensor:
-        how(key, value, *kv, slots)
+        how(key, value, kv[0], kv[1], slots)
         return kv
 
     def exact() -> Tensor:
         expected = torch.zeros_like(kv)
-        kv_write_torch(key, value, *expected, slots)
+        kv_write_torch(key, value, expected[0], expected[1], slots)
         return expected
 
     def run(how: Callable[..., None]) -> Run:
@@ -202,12 +202,12 @@ def turn(dtype: torch.dtype, tokens: int) -> Measurement:
     )
 
 
-def pages(dtype: torch.dtype, sequences: int, length: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Both caches, block tables in random order, lengths."""
+def pages(dtype: torch.dtype, sequences: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the caches of keys and values, block tables in random order, and lengths."""
     blocks = sequences * -(-length // BLOCK_SIZE)
-    tables = 1 + torch.randperm(blocks, device=DEVICE).view(sequences, -1)
-    caches = [random(dtype, 1 + blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE) for _ in range(2)]
-    return caches, tables, torch.full((sequences,), length, device=DEVICE)
+    tables = 1 + torch.randperm(blocks, device=DEVICE, dtype=torch.int32).view(sequences, -1)
+    keys, values = (random(dtype, 1 + blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE) for _ in range(2))
+    return keys, values, tables, torch.full((sequences,), length, device=DEVICE)
 
 
 def random(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.machine import machine
@@ -27,14 +27,14 @@ MEGABYTES = (0, 1, 4, 40)
 AIM_MS = 100.0
 EVERY_S = 0.01
 CLIENT = """
-import sys, httpx
+import sys, httpx2
 url, size = sys.argv[1], int(sys.argv[2])
 body = {"prompt": ("few words " * (size // 10 + 1))[:size], "max_tokens": 1}
-with httpx.Client(timeout=120) as client:
+with httpx2.Client(timeout=120) as client:
     while True:
         try:
             print(client.post(url, json=body).status_code, flush=True)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             print(type(error).__name__, flush=True)
 """
 
@@ -71,7 +71,7 @@ def measure(url: str, megabytes: int, seconds: float) -> None:
     prompts = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if megabytes else None
     took_ms: list[float] = []
     try:
-        with httpx.Client(timeout=120) as client:
+        with httpx2.Client(timeout=120) as client:
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
                 began_s = time.perf_counter()

@@ -26,9 +26,9 @@ from pathlib import Path
 import zmq
 
 from benchmarks.machine import machine
-from kvscope.monitor.publishing.publisher import Publisher
-from kvscope.monitor.publishing.replay_protocol import AskKeyframe, encode_question
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.probes.publisher import Publisher
+from kvscope.monitor.probes.replay_server import AskKeyframe, encode_question
 
 SCENARIOS = {
     "no observer": (0, 0, 0),

@@ -15,9 +15,9 @@ import json
 import sys
 import time
 
-from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.probes.publisher import Publisher
 from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.publishing.publisher import Publisher
 from tests.probes.bare_scheduler import Bare
 from tests.probes.run_record import ENGINE
 

@@ -15,9 +15,9 @@ import time
 from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks.machine import machine
-from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.pipeline import Pipeline
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.outputs.prometheus import WatchCollector
+from kvscope.monitor.questions.pipeline import Pipeline
 
 BLOCKS = 100_000
 REQUESTS = 2_000

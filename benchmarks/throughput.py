@@ -90,10 +90,10 @@ def report(seconds: dict[str, list[float]]) -> None:
 def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]]:
     """Return runs of the engine's own loop, in seconds, without the time to start and stop."""
     from kvscope.engine.config import EngineConfig
+    from kvscope.engine.core.assembly import EventStream
     from kvscope.engine.core.engine_core import EngineCore
-    from kvscope.engine.core.event_stream import EventStream
     from kvscope.engine.models import load_model
-    from kvscope.engine.requests.sampling_params import SamplingParams
+    from kvscope.engine.requests.request import SamplingParams
 
     config = EngineConfig()
     loaded = load_model(config)
@@ -102,7 +102,10 @@ def engine_contenders(prompts: list[list[int]]) -> dict[str, Callable[[], float]
 
     def run(stream: EventStream | None, reader: bool = False) -> float:
         core = EngineCore(config, loaded, stream)
-        process = start_reader(core.publisher.events_endpoint, core.publisher.replay_endpoint) if reader else None
+        process = None
+        if reader:
+            assert core.publisher is not None
+            process = start_reader(core.publisher.events_endpoint, core.publisher.replay_endpoint)
         began = time.perf_counter()
         for index, prompt in enumerate(prompts):
             core.submit(f"r-{index}", prompt, params)
@@ -167,7 +170,7 @@ def transformers_contenders(prompts: list[list[int]], directory: Path) -> dict[s
     """
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, LlamaConfig
     from transformers.utils import logging as transformers_logging
 
     from kvscope.engine.models import tiny
@@ -184,6 +187,9 @@ def transformers_contenders(prompts: list[list[int]], directory: Path) -> dict[s
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     greedy = {"max_new_tokens": OUTPUT_TOKENS, "do_sample": False, "pad_token_id": 0}
 
+    # 32,768 tokens, as in the engine. It takes 90 % of the machine's memory otherwise.
+    as_much = ContinuousBatchingConfig(num_blocks=128, page_size=256)
+
     def generate() -> float:
         began = time.perf_counter()
         out = static.generate(ids, attention_mask=mask, generation_config=GenerationConfig(**greedy))
@@ -195,7 +201,9 @@ def transformers_contenders(prompts: list[list[int]], directory: Path) -> dict[s
         # No token is -1, so nothing ends early.
         config = GenerationConfig(**greedy, eos_token_id=-1)
         began = time.perf_counter()
-        out = continuous.generate_batch(prompts, generation_config=config, persistent_manager=True)
+        out = continuous.generate_batch(
+            prompts, generation_config=config, continuous_batching_config=as_much, persistent_manager=True
+        )
         took = time.perf_counter() - began
         assert sum(len(result.generated_tokens) for result in out.values()) == REQUESTS * OUTPUT_TOKENS
         return took

@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-import httpx
+import httpx2
 import websockets
 
 
@@ -41,7 +41,7 @@ async def _answer(socket: websockets.ClientConnection, address: str, stated: dic
 
 async def main() -> None:
     url, *paths = sys.argv[1:]
-    async with httpx.AsyncClient() as client:
+    async with httpx2.AsyncClient() as client:
         callbacks = (await client.get(f"{url}/_dash-dependencies")).json()
     push = next(callback["output"] for callback in callbacks if callback["persistent"])
     reported = [asyncio.Event() for _ in paths]

@@ -26,12 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import psutil
 
 from benchmarks.machine import machine
@@ -120,7 +120,7 @@ def save_checkpoint(directory: Path) -> int:
     words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(directory)
-    return model.num_parameters()
+    return int(model.num_parameters())
 
 
 # -------------------------------------------------------------------- offline
@@ -228,15 +228,17 @@ def bench(port: int, seed: int) -> dict[str, Any]:
 def texts_of(port: int) -> list[str]:
     """Return its answers to some prompts. Words are tokens, so equal texts are equal tokens."""
     body = {"model": "model", "prompt": draw_prompts(-1)[:8], "max_tokens": OUTPUT_TOKENS, "temperature": 0.0}
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"ignore_eos": True}, timeout=PATIENCE_S)
+    answer = httpx2.post(
+        f"http://127.0.0.1:{port}/v1/completions", json=body | {"ignore_eos": True}, timeout=PATIENCE_S
+    )
     return [choice["text"].strip() for choice in answer.raise_for_status().json()["choices"]]
 
 
 def wait_until_healthy(contender: Contender, port: int) -> None:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until and contender.process.poll() is None:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == httpx.codes.OK:
+        with contextlib.suppress(httpx2.HTTPError):
+            if httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == httpx2.codes.OK:
                 return
         time.sleep(0.2)
     raise contender.failed()
@@ -306,7 +308,7 @@ class Contender:
 
     def failed(self) -> SystemExit:
         self._log.seek(0)
-        return SystemExit(f"{self.process.args} ended, or does not answer:\n{self._log.read()}")
+        return SystemExit(f"{self.process.args!r} ended, or does not answer:\n{self._log.read()}")
 
 
 class Run(NamedTuple):
@@ -330,7 +332,7 @@ def show(runs: dict[str, list[Run]], tokens: int) -> None:
         print(f"kvscope beside {LABELS[name]}: {by_time:.2f} times; by the CPU seconds {by_cpu:.2f} times")
 
 
-def require_same(answers: dict[str, Sequence[Any]]) -> None:
+def require_same(answers: Mapping[str, Sequence[Any]]) -> None:
     """End the run where one contender's answers are not another's."""
     for name, given in answers.items():
         for index, (one, other) in enumerate(zip(answers[OURS], given, strict=True)):

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.vllm import BESIDE, SERVED, SETTINGS, Contender, Run, bench, free_port, save_checkpoint, turns
 from benchmarks.vllm import wait_until_healthy as wait
-from tests.probes.vllm_python import ROOT, announce, free_ports
+from kvscope.lab.vllm_python import ROOT, announce, free_ports
 
 WITHOUT, WITH = "without", "with"
 

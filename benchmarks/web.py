@@ -29,13 +29,13 @@ from benchmarks.machine import machine
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.links import place_of, rfc3339
 from kvscope.dashboards.web.rendering import Pages
-from kvscope.monitor.events.event_log import count_events
-from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.rare_collections import collect_rarely
+from kvscope.lab.chromium import chromium
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.process_limits import collect_rarely
+from kvscope.monitor.contract.event_log import count_events
+from kvscope.monitor.contract.wire import Batch
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
-from tests.lab import Lab
-from tests.web.parts import chromium
 
 PAST_STEPS = 60
 STEP_S = 0.5
@@ -108,9 +108,11 @@ def served(watch: Pipeline) -> Iterator[str]:
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 # -------------------------------------------------------------------- how quick

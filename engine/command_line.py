@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
@@ -21,20 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 import zmq
 
-from kvscope.engine.config import DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
-from kvscope.engine.faults import PLACES
-from kvscope.engine.lab.load_bench import (
-    BenchLoad,
-    bench_offline,
-    bench_over_http,
-    print_bench_report,
-    summarize_clients,
-)
-from kvscope.monitor.bounded_server import BoundedConfig
-from kvscope.monitor.publishing.publisher import ENGINE_RING_BYTES, EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
+from kvscope.monitor.base.bounded_server import BoundedConfig
+from kvscope.monitor.base.process_limits import collect_rarely, raise_file_limit
+from kvscope.monitor.probes.publisher import ENGINE_RING_BYTES, EVENTS_ENDPOINT, NotPrivate, replay_endpoint_for
+
+from .bench.load_bench import BenchLoad, bench_offline, bench_over_http, print_bench_report, summarize_clients
+from .config import AUTO, DEFAULT_KV_BYTES, DTYPES, KV_CONNECTORS, SCHEDULING_POLICIES, TINY, EngineConfig
+from .faults import PLACES
 
 if TYPE_CHECKING:
-    from kvscope.engine.core.engine_core import EngineCore
+    from .core.engine_core import EngineCore
 
 EXIT_USAGE = 2
 INTERRUPTED = 130
@@ -87,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve_engine(parsed: argparse.Namespace) -> int:
     """Serve until stopped. Raises ValueError, OSError, NotPrivate or ZMQError for what cannot be started."""
     config = config_of(parsed)
+    raise_file_limit()
     listener = _listen(parsed.host, parsed.port)
     port = listener.getsockname()[1]
     address = f"[{parsed.host}]:{port}" if ":" in parsed.host else f"{parsed.host}:{port}"
@@ -96,9 +93,9 @@ def serve_engine(parsed: argparse.Namespace) -> int:
     named = {"served_model_name": config.served_model_name, "host": parsed.host, "port": port}
     logger.info("non-default args: %s", changed | named)
     # Only now, since torch takes seconds to import: errors in the command line are reported at once.
-    from kvscope.engine.core.engine_core import EngineCore
-    from kvscope.engine.core.event_stream import EventStream
-    from kvscope.engine.models import load_model
+    from .core.assembly import EventStream
+    from .core.engine_core import EngineCore
+    from .models import load_model
 
     stream = None
     if not parsed.no_stream:
@@ -108,6 +105,7 @@ def serve_engine(parsed: argparse.Namespace) -> int:
         core = EngineCore(config, load_model(config), stream, stall_s=parsed.stall_seconds)
         try:
             _log_pool_size(core)
+            collect_rarely()  # else collections walk torch's objects, 0.3 s each; vLLM freezes its heap, too
             _Server(core, engine, address).run(sockets=[listener])
         finally:
             core.close()
@@ -123,7 +121,7 @@ def run_bench(parsed: argparse.Namespace) -> int:
     if parsed.simulate is not None:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("kvscope.engine.core.watchdog").setLevel(logging.ERROR)  # its lines would bear today's time
-        from kvscope.engine.lab.simulated_bench import bench_simulated
+        from .bench.simulated_bench import bench_simulated
 
         made = summarize_clients(bench_simulated(load, config, parsed.simulate, parsed.journal))
     elif parsed.offline:
@@ -141,7 +139,7 @@ class _Server(uvicorn.Server):
     """Prints where it listens, and ends the engine's requests before it waits for its connections to end."""
 
     def __init__(self, core: EngineCore, engine: str, address: str) -> None:
-        from kvscope.engine.serving.server import ENGINE_LIMITS, create_engine_app
+        from .serving.server import ENGINE_LIMITS, create_engine_app
 
         app = create_engine_app(core, engine, self._stop)
         super().__init__(
@@ -241,31 +239,27 @@ def _model_flags(command: argparse._ActionsContainer) -> None:
     model_help = f"{TINY}, or a Hugging Face directory (default: {TINY})"
     model.add_argument("model_tag", nargs="?", metavar="MODEL", help=model_help)
     model.add_argument("--model", default=DEFAULT_CONFIG.model, metavar="MODEL", help="the same, as a flag")
-    add("--device", default=DEFAULT_CONFIG.device, help=f"cpu, cuda or cuda:N (default: {DEFAULT_CONFIG.device})")
-    dtype = DEFAULT_CONFIG.dtype
-    add("--dtype", default=dtype, choices=DTYPES, help=f"type of weights and KV (default: {dtype})")
-    add(
-        "--block-size",
-        type=int,
-        default=DEFAULT_CONFIG.block_size,
-        metavar="TOKENS",
-        help=f"tokens in a block (default: {DEFAULT_CONFIG.block_size})",
-    )
+    add("--device", default=AUTO, help="cpu, cuda or cuda:N (default: a GPU where there is one)")
+    dtype_help = "type of weights and KV (default: the checkpoint's own on a GPU, float32 on the CPU)"
+    add("--dtype", default=AUTO, choices=DTYPES, help=dtype_help)
+    _add_size(command, "--block-size", int, "TOKENS", "tokens in a block")
     _pool_flags(command)
     _scheduling_flags(command)
 
 
+def _add_size(
+    command: argparse._ActionsContainer, flag: str, kind: Callable[[str], float], metavar: str, text: str
+) -> None:
+    """Add a flag for the setting of that name, and name its default in the help unless that is None."""
+    default = getattr(DEFAULT_CONFIG, flag.removeprefix("--").replace("-", "_"))
+    shown = "" if default is None else f" (default: {default})"
+    command.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
+
+
 def _pool_flags(command: argparse._ActionsContainer) -> None:
     """Memory, and what a step and a request may take of it."""
-    add = command.add_argument
-    add(
-        "--num-gpu-blocks-override",
-        type=int,
-        default=None,
-        metavar="N",
-        help="blocks of the pool, including the reserved one",
-    )
-    add(
+    _add_size(command, "--num-gpu-blocks-override", int, "N", "blocks of the pool, including the reserved one")
+    command.add_argument(
         "--kv-cache-memory-bytes",
         "--kv-cache-memory",
         type=parse_size,
@@ -274,42 +268,14 @@ def _pool_flags(command: argparse._ActionsContainer) -> None:
         help="size of the pool, unless --num-gpu-blocks-override sets it (default: the memory that is left, or"
         f" {DEFAULT_KV_BYTES} on the CPU without a budget)",
     )
-    add(
-        "--gpu-memory-utilization",
-        type=float,
-        default=DEFAULT_CONFIG.gpu_memory_utilization,
-        metavar="SHARE",
-        help="share of the device's memory, or of --memory-budget, that the engine uses"
-        f" (default: {DEFAULT_CONFIG.gpu_memory_utilization})",
-    )
-    add(
-        "--memory-budget",
-        type=parse_size,
-        default=None,
-        metavar="BYTES",
-        help="on the CPU: memory limit of the whole process (default: no limit)",
-    )
-    add(
-        "--max-model-len",
-        type=parse_size,
-        default=None,
-        metavar="TOKENS",
-        help="maximum length of a prompt with its output (default: the model's)",
-    )
-    add(
-        "--max-num-seqs",
-        type=int,
-        default=DEFAULT_CONFIG.max_num_seqs,
-        metavar="N",
-        help=f"maximum number of requests in a step (default: {DEFAULT_CONFIG.max_num_seqs})",
-    )
-    add(
-        "--max-num-batched-tokens",
-        type=parse_size,
-        default=DEFAULT_CONFIG.max_num_batched_tokens,
-        metavar="N",
-        help=f"maximum number of tokens in a step (default: {DEFAULT_CONFIG.max_num_batched_tokens})",
-    )
+    share_help = "share of the device's memory, or of --memory-budget, that the engine uses"
+    _add_size(command, "--gpu-memory-utilization", float, "SHARE", share_help)
+    budget_help = "on the CPU: memory limit of the whole process (default: no limit)"
+    _add_size(command, "--memory-budget", parse_size, "BYTES", budget_help)
+    length_help = "maximum length of a prompt with its output (default: the model's)"
+    _add_size(command, "--max-model-len", parse_size, "TOKENS", length_help)
+    _add_size(command, "--max-num-seqs", int, "N", "maximum number of requests in a step")
+    _add_size(command, "--max-num-batched-tokens", parse_size, "N", "maximum number of tokens in a step")
 
 
 def _scheduling_flags(command: argparse._ActionsContainer) -> None:
@@ -467,9 +433,7 @@ def _load_flags(command: argparse.ArgumentParser) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Parse a whole number: 65536, 64K (1024 each) or 65.536k (1000 each). Raises ArgumentTypeError for what is
-    none.
-    """
+    """Parse a size: 65536, 64K (of 1024) or 65.536k (of 1000). Raise ArgumentTypeError if it is not a whole number."""
     match = _SIZE.fullmatch(text)
     if match is None:
         message = f"{text!r} is not a size: give a number such as 65536, 64K (of 1024) or 64k (of 1000)"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvscope.engine.faults import Faults
-from kvscope.engine.requests.kv_transfer import check_endpoint
+from .faults import Faults
+from .requests.request import check_endpoint
 
 TINY: Final = "tiny"
 """The name of the model that the engine brings itself: random weights from the seed, one token a byte."""
 SCHEDULING_POLICIES: Final = ("fcfs", "priority")
-DTYPES: Final = ("float32", "float16", "bfloat16")
+AUTO: Final = "auto"
+GPU_NODES: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""One of these is there where a process can use a GPU: NVIDIA's driver, AMD's, and both under WSL."""
+DTYPES: Final = (AUTO, "float32", "float16", "bfloat16")
 KV_CONNECTORS: Final = ("", "host", "peer")
 KV_LEASE_SECONDS: Final = {"": 0.0, "host": 0.0, "peer": 30.0}
 """By connector: a copy within the process always ends, another engine may be gone."""
@@ -32,6 +36,7 @@ class EngineConfig:
     kv_connector: `host` keeps the KV of finished requests in host memory, `peer` hands it to another engine, which may
     fetch it at kv_transfer_endpoint (a port of * picks a free one). kv_lease_seconds: how long the connector may keep a
     finished request's blocks: 0 is until it reports completion, None the connector's own (KV_LEASE_SECONDS).
+    device: `auto` is `cuda` where there is a GPU. dtype: `auto` is the checkpoint's own on a GPU, float32 on the CPU.
     async_scheduling: plan a step while the one before it runs. enforce_eager: capture no decodes as graphs. None: only
     on the CPU, which has no graphs: with False, decodes are copied and padded there as for a replay, and computed.
     """
@@ -48,8 +53,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = AUTO
+    device: str = AUTO
     seed: int = 0
     async_scheduling: bool = False
     enforce_eager: bool | None = None
@@ -65,6 +70,11 @@ class EngineConfig:
         if not self.served_model_name:
             name = self.model if self.model == TINY else Path(self.model).resolve().name
             object.__setattr__(self, "served_model_name", name)
+        if self.device == AUTO:
+            has_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(Path(node).exists() for node in GPU_NODES)
+            object.__setattr__(self, "device", "cuda" if has_gpu else "cpu")
+        if self.dtype == AUTO and self.device == "cpu":
+            object.__setattr__(self, "dtype", "float32")
         self._check_sizes()
         self._check_choices()
         if self.kv_lease_seconds is None:
@@ -72,7 +82,7 @@ class EngineConfig:
         if not 0 <= (self.kv_lease_seconds or 0) < 1e9:
             raise ValueError(f"kv_lease_seconds is {self.kv_lease_seconds} and must be 0 (no lease) or above")
         if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
-            raise ValueError(f"device is {self.device!r} and must be 'cpu', 'cuda' or 'cuda:N'")
+            raise ValueError(f"device is {self.device!r} and must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         if self.kv_connector == "host" and not self.enable_prefix_caching:
             raise ValueError("kv_connector 'host' finds KV by prefix hashes: it needs enable_prefix_caching")
         check_endpoint(self.kv_transfer_endpoint)

@@ -4,7 +4,7 @@ The paged cache of a layer, in which H / K query heads share a key-value head:
 
     key_cache      [blocks, block_size, K, D]          K key-value heads of size D
     value_cache    the same
-    block_tables   [B, M] int64                        a sequence's blocks in order; where it sees none, any block
+    block_tables   [B, M] int32                        a sequence's blocks in order; where it sees none, any block
     seq_lens       [B] int64, 1 to M * block_size      tokens of each sequence, those of this step included
     window         of tokens that each token sees, itself the last of them; None: all up to itself
 

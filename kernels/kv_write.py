@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvscope.kernels.tiles import COMMON
+from .tiles import COMMON
 
 KV_WRITE_WIDTH: Final = 1024
 """Values of a key, and of a value, that a program copies: enough for 16 bytes a thread."""

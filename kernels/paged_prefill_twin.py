@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvscope.kernels.paged_decode_twin import gather_pages
+from .paged_decode_twin import gather_pages
 
 
 def paged_prefill_torch(

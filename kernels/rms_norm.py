@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvscope.kernels.tiles import COMMON
+from .tiles import COMMON
 
 VALUES: Final = 1024
 """Values of a program, unless a single row has more."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvscope.kernels.tiles import COMMON
+from .tiles import COMMON
 
 PAIRS: Final = 1024
 """Pairs of a program: enough for 16 bytes a thread."""

@@ -7,8 +7,10 @@ Exponentials are of base 2, which is what a GPU has: scores come in times log2(e
 
 from __future__ import annotations
 
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -25,6 +27,20 @@ COMMON: Final = {"enable_fp_fusion": True}
 """Options of every launch. A product and a sum in one rounding: Triton's default is to change."""
 LEAST: Final = tl.constexpr(-3.0e38)
 """Below any score, and finite: a row that has seen nothing yet must not subtract infinity from infinity."""
+
+
+class Limits(NamedTuple):
+    """What a device has: so many multiprocessors, and AMD's shared memory and warps or NVIDIA's."""
+
+    processors: int
+    amd: bool
+
+
+@cache
+def limits_of(device: torch.device) -> Limits:
+    """Return the limits of a device. The interpreter has one processor."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return Limits(processors, amd=torch.version.hip is not None)
 
 
 def head_constants(
@@ -56,8 +72,9 @@ def fold_tile(  # type: ignore[no-untyped-def]
     key_ptr,
     value_ptr,
     table_ptr,
-    tokens,
-    written,
+    start,
+    first,
+    end,
     visible,
     kv_head,
     scale,
@@ -68,16 +85,31 @@ def fold_tile(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,  # noqa: N803
     HEAD_PADDED: tl.constexpr,  # noqa: N803
     BLOCK_SIZE: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+    ENTRY_A_BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """Fold `tokens` [T] in, of which those `written` are read and those `visible` [rows, T] seen.
+    """Fold in TILE tokens from `start` on, a multiple of TILE. Those from `first` to before `end` are read, and those
+    that are `visible` [rows, TILE] seen. ENTRY_A_BLOCK: the table is read once a block, where blocks and tiles are
+    powers of two, and not once a token.
 
     query [rows, HEAD_PADDED], with `scale` times log2(e). Returns largest [rows], total [rows] and weighted [rows,
     HEAD_PADDED] as they are then.
     """
     columns = tl.arange(0, HEAD_PADDED)
+    tokens = start + tl.arange(0, TILE)
+    written = (tokens >= first) & (tokens < end)
     # 64 bits: a pool of many blocks is larger than 2^31 elements.
-    blocks = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
-    slots = blocks * BLOCK_SIZE + tokens % BLOCK_SIZE
+    if not ENTRY_A_BLOCK or BLOCK_SIZE & (BLOCK_SIZE - 1) != 0:
+        blocks = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
+        slots = blocks * BLOCK_SIZE + tokens % BLOCK_SIZE
+    elif BLOCK_SIZE >= TILE:
+        block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
+        slots = block * BLOCK_SIZE + tokens % BLOCK_SIZE
+    else:
+        each = tl.arange(0, TILE // BLOCK_SIZE)
+        entries_ptr = table_ptr + start // BLOCK_SIZE + each
+        blocks = tl.load(entries_ptr, mask=start + each * BLOCK_SIZE < end, other=0).to(tl.int64)
+        slots = tl.reshape(blocks[:, None] * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)[None, :], [TILE])
     offsets = (slots * KV_HEADS + kv_head)[:, None] * HEAD_SIZE + columns[None, :]
     mask = written[:, None]
     if HEAD_SIZE < HEAD_PADDED:

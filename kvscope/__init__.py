@@ -12,13 +12,15 @@ docs/python-api.md is the guide. Only the names in `__all__` are public.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
+# A wheel has engine/, kernels/, monitor/ and dashboards/ in this folder. A checkout has them, and lab/, beside it.
+if not _Path(__file__).with_name("monitor").is_dir():
+    __path__.append(str(_Path(__file__).parents[1]))
+
 if TYPE_CHECKING:
-    from kvscope.monitor.detectors.detector import Detector
-    from kvscope.monitor.detectors.judgement import Evidence, Judgement
-    from kvscope.monitor.detectors.thresholds import Settings, Threshold
-    from kvscope.monitor.errors import (
+    from kvscope.monitor.base.errors import (
         BadQuestion,
         BadTarget,
         BadTime,
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
         NotKnown,
         Unreachable,
     )
-    from kvscope.monitor.findings import FindingReport as Finding
-    from kvscope.monitor.ledger.engine_snapshot import EngineSnapshot, RequestSnapshot
-    from kvscope.monitor.session import Session
-    from kvscope.monitor.session import open_target as open
+    from kvscope.monitor.detectors.detector import Detector, Settings, Threshold
+    from kvscope.monitor.detectors.findings import FindingReport as Finding
+    from kvscope.monitor.detectors.judgement import Evidence, Judgement
+    from kvscope.monitor.ledger.engine_ledger import EngineLedger
+    from kvscope.monitor.questions.session import Session
+    from kvscope.monitor.questions.session import open_target as open
     from kvscope.monitor.sources.source import Source, SourceOptions, SourceStatus
 
 __all__ = [
@@ -41,13 +45,12 @@ __all__ = [
     "CannotTell",
     "ContractError",
     "Detector",
-    "EngineSnapshot",
+    "EngineLedger",
     "Evidence",
     "Finding",
     "Judgement",
     "KvscopeError",
     "NotKnown",
-    "RequestSnapshot",
     "Session",
     "Settings",
     "Source",
@@ -63,23 +66,22 @@ _HOMES = {
     "Detector": "kvscope.monitor.detectors.detector",
     "Evidence": "kvscope.monitor.detectors.judgement",
     "Judgement": "kvscope.monitor.detectors.judgement",
-    "Settings": "kvscope.monitor.detectors.thresholds",
-    "Threshold": "kvscope.monitor.detectors.thresholds",
-    "Finding": "kvscope.monitor.findings:FindingReport",
-    "EngineSnapshot": "kvscope.monitor.ledger.engine_snapshot",
-    "RequestSnapshot": "kvscope.monitor.ledger.engine_snapshot",
+    "Settings": "kvscope.monitor.detectors.detector",
+    "Threshold": "kvscope.monitor.detectors.detector",
+    "Finding": "kvscope.monitor.detectors.findings:FindingReport",
+    "EngineLedger": "kvscope.monitor.ledger.engine_ledger",
     "Source": "kvscope.monitor.sources.source",
     "SourceOptions": "kvscope.monitor.sources.source",
     "SourceStatus": "kvscope.monitor.sources.source",
-    "Session": "kvscope.monitor.session",
-    "open": "kvscope.monitor.session:open_target",
+    "Session": "kvscope.monitor.questions.session",
+    "open": "kvscope.monitor.questions.session:open_target",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'kvscope' has no attribute {name!r}")
-    module, _, attribute = _HOMES.get(name, "kvscope.monitor.errors").partition(":")
+    module, _, attribute = _HOMES.get(name, "kvscope.monitor.base.errors").partition(":")
     return getattr(importlib.import_module(module), attribute or name)
 
 

@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["engine"]:
         return _engine(given[1:])
-    from kvscope.monitor.cli import main as monitor
+    from kvscope.monitor.terminal.cli import main as monitor
 
     return monitor(given, prog="kvscope", others={"engine": ENGINE_LINE})
 
@@ -24,6 +24,8 @@ def _engine(given: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("kvscope"):
             raise
-        print(f"kvscope: the engine needs {error.name}: pip install 'kvscope[engine]'", file=sys.stderr)
+        from kvscope.monitor.base.text import install_hint
+
+        print(f"kvscope: the engine needs {error.name}: {install_hint('engine')}", file=sys.stderr)
         return 2
     return engine(given)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from kvscope.monitor.detectors.detector import Detector, Signal
 from kvscope.monitor.detectors.judgement import Verdict
-from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.detectors.written.hypothesis_table import HYPOTHESES
+from kvscope.monitor.detectors.registry import CATALOGUE, sources_of
+from kvscope.monitor.detectors.written.hypotheses import HYPOTHESES
 
 ROOT: Final = Path(__file__).parent.parent
 FAMILIES: Final = {
@@ -40,15 +40,28 @@ be lower: [how verdicts are reached](concepts/verdicts.md). An empty cell means 
 Prometheus shows what metrics show. *cannot-tell* in the column of bug reports is a hypothesis. It names the signal that
 you should collect.
 
-**lab only** marks codes that kvscope's own engine has shown, and no engine in use so far ([reach](accuracy/reach.md)).
+**lab only** marks codes that kvscope's own engine has shown, and no vLLM so far
+([recall by code](results.md#recall-by-code)).
 """
-HEADINGS: Final = {
+HEADINGS: Final[dict[Signal, str]] = {
     "stream": "event stream",
     "metrics": "metrics",
     "log": "log",
     "report": "bug report",
     "kv-events": "KV events",
 }
+LAB_ONLY: Final = frozenset(
+    (
+        "collapse.preempt-all",
+        "sizing.bad-suggestion",
+        "sizing.elsewhere",
+        "sizing.kv-too-large",
+        "sizing.overreserved",
+        "stuck.lost-wakeup",
+        "thrash.after-retract",
+    )
+)
+"""Codes that neither a test on vLLM nor a drawn run on its scheduler has found: only kvscope's own engine has."""
 CERTAIN_FROM_ANY_SOURCE: Final = frozenset(
     (
         "held.pool-reserved",
@@ -75,7 +88,7 @@ BEST: Final[Mapping[str, Mapping[Signal, Verdict]]] = {
 }
 """Where the best verdict of a source is not the usual one: *confirmed* from the event stream, else *likely*."""
 WRITTEN: Final = ROOT / "monitor" / "detectors" / "written"
-NO_RULES: Final = ("__init__", "hypotheses", "hypothesis_table")
+NO_RULES: Final = ("__init__", "hypotheses")
 
 
 def codes_of_lines() -> frozenset[str]:
@@ -92,7 +105,7 @@ def best_verdicts(detector: type[Detector[Any]], lines: Collection[str]) -> dict
     lines: the codes that single lines of a log or a report show.
     """
     code = detector.code
-    best: dict[Signal, Verdict] = dict.fromkeys(detector.requires, "likely")
+    best: dict[Signal, Verdict] = dict.fromkeys(sources_of(code), "likely")
     if "stream" in best:
         best["stream"] = "confirmed"
     if code in lines:
@@ -104,17 +117,17 @@ def best_verdicts(detector: type[Detector[Any]], lines: Collection[str]) -> dict
     return best | dict(BEST.get(code, {}))
 
 
-def codes_page(lab_only: Collection[str]) -> str:
-    """Return docs/codes.md. lab_only: the codes that no engine in use has shown so far."""
+def codes_page() -> str:
+    """Return docs/codes.md."""
     lines = HEAD.splitlines()
     families = list(dict.fromkeys(code.partition(".")[0] for code in CATALOGUE))
     for family in families:
         heading, text = FAMILIES[family]
-        lines += ["", f"## {heading}", "", text, "", *_family_table(family, lab_only)]
+        lines += ["", f"## {heading}", "", text, "", *_family_table(family)]
     return "\n".join(lines) + "\n"
 
 
-def _family_table(family: str, lab_only: Collection[str]) -> Iterator[str]:
+def _family_table(family: str) -> Iterator[str]:
     yield "| code | meaning | severity | " + " | ".join(HEADINGS.values()) + " |"
     yield "|---|---|---" + "|---" * len(HEADINGS) + "|"
     lines = codes_of_lines()
@@ -122,5 +135,5 @@ def _family_table(family: str, lab_only: Collection[str]) -> Iterator[str]:
         if code.partition(".")[0] == family:
             best = best_verdicts(detector, lines)
             verdicts = (best.get(signal, "") for signal in HEADINGS)
-            name = f"[{code}](runbooks/{code}.md)" + (" **lab only**" if code in lab_only else "")
+            name = f"[{code}](runbooks/{code}.md)" + (" **lab only**" if code in LAB_ONLY else "")
             yield f"| {name} | {detector.title} | {detector.severity} | " + " | ".join(verdicts) + " |"

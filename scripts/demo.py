@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx
+import httpx2
 from rich.console import Console
 from rich.text import Text
 
-from kvscope.monitor.client import ServiceClient
+from kvscope.monitor.base.errors import Unreachable
 from kvscope.monitor.detectors.judgement import SEVERITIES
-from kvscope.monitor.errors import Unreachable
+from kvscope.monitor.questions.client import ServiceClient
 
 console = Console(highlight=False)
 
@@ -86,8 +86,8 @@ def wait_for(name: str, url: str, process: subprocess.Popen[bytes], log: Path) -
     while time.monotonic() - started < 120:
         if process.poll() is not None:
             raise Failed(f"{name} ended with exit code {process.returncode}:\n{log.read_text(errors='replace')}")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=1, trust_env=False).status_code == httpx.codes.OK:
+        with contextlib.suppress(httpx2.HTTPError):
+            if httpx2.get(url, timeout=1, trust_env=False).status_code == httpx2.codes.OK:
                 console.print(f"  {name} is up after {time.monotonic() - started:.1f} s")
                 return
         time.sleep(0.1)
@@ -98,7 +98,7 @@ class Load:
     """Clients that ask the engine for completions until stopped."""
 
     def __init__(self, engine_url: str) -> None:
-        self.client = httpx.Client(base_url=engine_url, timeout=None, trust_env=False)
+        self.client = httpx2.Client(base_url=engine_url, timeout=None, trust_env=False)
         self.sent = self.done = 0
         self._stopping = threading.Event()
         self._numbers = itertools.count(1)
@@ -130,7 +130,7 @@ class Load:
         prompt = "".join(own) if name == NEVER_FITS else SHARED + "".join(own)
         body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         self.sent += 1
-        with contextlib.suppress(httpx.HTTPError, RuntimeError):  # the demo ends while it waits
+        with contextlib.suppress(httpx2.HTTPError, RuntimeError):  # the demo ends while it waits
             headers = {"X-Request-Id": name}
             self.client.post("/v1/completions", json=body, headers=headers, timeout=timeout_s).raise_for_status()
             self.done += 1

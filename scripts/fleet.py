@@ -17,12 +17,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-import httpx
+import httpx2
 from rich.console import Console
 from rich.table import Table
 
-from tests.bus.fleet_lab import LEAK_CODE, FleetLab, Service, running_fleet, wait_moved
-from tests.chaos.engines_process import chaos_engine_name
+from kvscope.lab.chaos.engines_process import chaos_engine_name
+from tests.fleet.fleet_lab import LEAK_CODE, FleetLab, Service, running_fleet, wait_moved
 from tests.test_service import until
 
 FLEET_SIZE, FLEET_AGENTS, FLEET_HUBS = 50, 4, 2
@@ -51,7 +51,7 @@ def incidents(lab: FleetLab, troubled: list[int]) -> int:
     """Cause leaks, kill an agent, print the hubs' pages, and wait. Return the exit code."""
     console.print(f"KV connectors of {len(troubled)} engines stop reporting that transfers ended")
     for number in troubled:
-        lab.set_trouble(number, True)
+        lab.set_leak(number, True)
     wanted = {chaos_engine_name(number) for number in troubled}
     until(lambda: all(leaks_of(hub) == wanted for hub in lab.hubs), "both hubs show every leak", SHOWN_S)
     before = Counter(lab.owners().values())
@@ -77,7 +77,7 @@ def incidents(lab: FleetLab, troubled: list[int]) -> int:
 
 def answers_for(hub: Service, engines: int) -> bool:
     """Whether a hub shows so many engines."""
-    with contextlib.suppress(httpx.HTTPError):
+    with contextlib.suppress(httpx2.HTTPError):
         return len(hub.ask("/api/fleet_overview")["engines"]) == engines
     return False
 

@@ -4,7 +4,7 @@
 
 VLLM_PYTHON is a Python that has vLLM, such as .venv-vllm/bin/python (`sh scripts/vllm.sh`). Each incident has the pool,
 the prompts and the limits of its public report, where the report has them, and the fault of that report from
-`monitor incidents`. Nothing computes a token: a model of step times stands in for the device. Each recording becomes a
+the incident lab. Nothing computes a token: a model of step times stands in for the device. Each recording becomes a
 support bundle, docs/investigations/NAME.zip, of at most 100 kB.
 """
 
@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope.engine.lab.latencies import OutsideTimes
-from kvscope.engine.lab.simulated_engine import StepTime
-from kvscope.monitor.cli import main as monitor
-from kvscope.monitor.incidents.client_load import Clients
-from kvscope.monitor.incidents.draws import Draw
-from kvscope.monitor.incidents.on_vllm.fault_table import release_tuple
-from kvscope.monitor.incidents.on_vllm.vllm_draws import VllmDraw
-from kvscope.monitor.incidents.on_vllm.vllm_end import VllmRun
+from kvscope.engine.bench.latencies import OutsideTimes
+from kvscope.engine.bench.simulated_engine import StepTime
+from kvscope.lab.client_load import Clients
+from kvscope.lab.draws import Draw
+from kvscope.lab.on_vllm.fault_table import release_tuple
+from kvscope.lab.on_vllm.vllm_draws import VllmDraw
+from kvscope.lab.on_vllm.vllm_end import VllmRun
+from kvscope.monitor.terminal.cli import main as monitor
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "investigations"
 ENGINE: Final[Mapping[str, Any]] = {

@@ -3,9 +3,9 @@ the chart library that the web app brings.
 
     python -m scripts.sbom
 
-`make docs` runs it. The serial number follows from the content, and there is no time in it, so the same pins give the
-same file. The property `kvscope:extra` names the extras that ask for a package directly. The packages' own requirements
-are not in it: constraints.txt does not have them.
+It writes build/sbom.cdx.json, which a release brings. The serial number follows from the content, and there is no time
+in it, so the same pins give the same file. The property `kvscope:extra` names the extras that ask for a package
+directly. The packages' own requirements are not in it: constraints.txt does not have them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parent.parent
 CONSTRAINTS: Final = ROOT / "constraints.txt"
-SBOM: Final = ROOT / "docs" / "sbom.cdx.json"
+SBOM: Final = ROOT / "build" / "sbom.cdx.json"
 CHART_LIBRARY: Final = ROOT / "dashboards" / "web" / "assets" / "plotly-basic.min.js"
 _CHART_PACKAGE: Final = "plotly.js-basic-dist-min"
 _NAMESPACE: Final = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")
@@ -100,6 +100,7 @@ def sbom() -> str:
 
 def main() -> int:
     """Write the file."""
+    SBOM.parent.mkdir(exist_ok=True)
     SBOM.write_text(sbom(), encoding="utf-8")
     return 0
 

@@ -36,6 +36,8 @@ step 2 "torch, the engine's tensors (the largest part; without a CPU build in pi
 step 3 "Everything else, at the versions of constraints.txt"
 .venv/bin/pip install --editable '.[dev]'
 
+sh scripts/package_names.sh
+
 step 4 "A first look"
 .venv/bin/monitor --version
 touch .venv/.ready

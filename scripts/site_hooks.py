@@ -1,4 +1,4 @@
-"""Hooks of MkDocs beside docs/: pages of the repository's root, the lists of runbooks and of accuracy pages.
+"""Hooks of MkDocs beside docs/: pages of the repository's root, and the list of runbooks.
 
 Pages link to files of the repository that are not on the site, such as a schema. A reader of the repository follows
 these links. The site has no address for them, so they become the path in code.
@@ -25,7 +25,6 @@ SEARCH_BOOSTS: Final = {
     "start/": 1.5,
     "write-a-": 4.0,
     "runbooks/": 0.5,
-    "accuracy/": 0.2,
     "changelog": 0.1,
     "benchmarks": 0.3,
     "reference": 0.5,
@@ -36,10 +35,9 @@ FENCED: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill in the parts of the navigation that have a page for each code and for each measured run."""
+    """Fill in the parts of the navigation that have a page for each code."""
     docs = Path(config.docs_dir)
-    filled = {"Runbooks": _runbooks(docs), "Measured runs": _measured_runs(docs)}
-    config.nav = _filled(config.nav, filled)
+    config.nav = _filled(config.nav, {"Runbooks": _runbooks(docs)})
     return config
 
 
@@ -53,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links at the site's pages, and name files that the site does not have."""
     boost = next((boost for start, boost in SEARCH_BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
-    page.meta.setdefault("search", {"exclude": True} if _is_of_run(page.file.src_uri) else {"boost": boost})
+    page.meta.setdefault("search", {"boost": boost})
     is_of_root = page.file.src_uri in {name.lower() for name in ROOT_PAGES}
     folder = "" if is_of_root else posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     parts = FENCED.split(markdown)
@@ -102,17 +100,3 @@ def _runbooks(docs: Path) -> list[Any]:
         {heading: [{code: f"runbooks/{code}.md"} for code in pages if code.startswith(f"{family}.")]}
         for family, (heading, _) in FAMILIES.items()
     ]
-
-
-def _measured_runs(docs: Path) -> list[Any]:
-    """Return the pages of docs/accuracy that a program wrote: one for each seed and engine."""
-    return [
-        f"accuracy/{path.name}"
-        for path in sorted((docs / "accuracy").glob("*-*.md"))
-        if _is_of_run(f"accuracy/{path.name}")
-    ]
-
-
-def _is_of_run(path: str) -> bool:
-    """Return whether a page lists what one measured run found: a search for its words wants an explanation instead."""
-    return path.startswith(("accuracy/own-", "accuracy/vllm-"))

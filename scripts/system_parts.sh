@@ -8,7 +8,6 @@ need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need prometheus prometheus
 need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
-need victoria-metrics victoria-metrics
 need docker-compose docker-compose
 need kubectl kubernetes-client
 need systemd-analyze systemd

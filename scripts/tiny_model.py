@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import TINY_LLAMA, save_config
+from kvscope.lab.on_vllm.scheduler_maker import TINY_LLAMA, save_config
 
 
 def save_tokenizer(directory: Path) -> None:

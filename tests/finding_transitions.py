@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvscope.monitor.detectors.findings import RESOLVE_AFTER_NS, Findings, Transition, severity_at_least
 from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.findings import RESOLVE_AFTER_NS, Findings, Transition, severity_at_least
 from tests.detectors.scenes import finished_held
 
 S = 1_000_000_000

@@ -126,9 +126,12 @@ def slack(got: Got) -> int:
             good = block["text"]["type"] == "plain_text" and 0 < len(block["text"]["text"]) <= 150
         elif block["type"] == "section":
             good = block["text"]["type"] == "mrkdwn" and 0 < len(block["text"]["text"]) <= 3000
+            good = good and block["text"].get("verbatim") is True  # or Slack makes links of what looks like one
         else:
             good = block["type"] == "context" and 0 < len(block["elements"]) <= 10
-            good = good and all(0 < len(element["text"]) <= 3000 for element in block["elements"])
+            good = good and all(
+                0 < len(element["text"]) <= 3000 and element.get("verbatim") is True for element in block["elements"]
+            )
         if not good:
             return 400
     return 200

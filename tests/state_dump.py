@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from kvscope.monitor.state import keyframe_codec
-from kvscope.monitor.state.engine_state import EngineState
-from kvscope.monitor.state.records import Deferral
+from kvscope.monitor.ledger import keyframe_codec
+from kvscope.monitor.ledger.engine_state import EngineState
+from kvscope.monitor.ledger.records import Deferral
 
 FIELDS = keyframe_codec._StateDump.__struct_fields__
 DEFERRALS = FIELDS.index("deferrals")

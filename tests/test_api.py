@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.cookies import SimpleCookie
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 import uvicorn
@@ -18,13 +18,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from kvscope.monitor.alerting.alerting import Alerts
-from kvscope.monitor.client import ServiceClient
-from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.queries.handlers import QueryHandlers
-from kvscope.monitor.query import QUESTIONS, Query
-from kvscope.monitor.schema import SourceView
+from kvscope.monitor.base.errors import BadQuestion, BadTime, NotKnown, Unreachable
+from kvscope.monitor.outputs.alerting.alerting import Alerts
+from kvscope.monitor.questions.client import ServiceClient
+from kvscope.monitor.questions.handlers import QueryHandlers
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.questions.query import QUESTIONS, Query
+from kvscope.monitor.questions.schema import SourceView
 from kvscope.monitor.service.guard import COOKIE
 from kvscope.monitor.service.http_api import create_app
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
@@ -71,8 +71,8 @@ def leaking() -> Watched:
 
 
 @pytest.fixture
-def get() -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False) as client:
+def get() -> Iterator[httpx2.Client]:
+    with httpx2.Client(trust_env=False) as client:
         yield client
 
 
@@ -141,7 +141,7 @@ def test_a_remote_query_gives_the_past_that_the_watch_gives(leaking: Watched) ->
             remote.close()
 
 
-def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: httpx.Client) -> None:
+def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch) as url:
         remote = ServiceClient(url)
         try:
@@ -159,24 +159,20 @@ def test_what_is_asked_wrongly_is_said_over_http_too(leaking: Watched, get: http
 
 
 def test_each_question_has_one_signature_everywhere() -> None:
-    """In process, over HTTP and in the API: the same names in the same order, and the old ones beside them."""
+    """In process, over HTTP and in the API: the same names in the same order."""
     document = create_app(Pipeline(), list).openapi()["paths"]
     assert QUESTIONS
     for name, question in QUESTIONS.items():
         signature = inspect.signature(getattr(Query, name))
         assert inspect.signature(getattr(Pipeline, name)) == signature
-        assert name in vars(QueryHandlers), f"{name} has no handler"
+        handler = "_plan" if name == "plan" else name  # the parameters of a plan are the fields of its request
+        assert handler in vars(QueryHandlers), f"{name} has no handler"
         assert name not in vars(ServiceClient)
         names = [each for each in signature.parameters if each != "self"]
-        for path in filter(None, (question.route, question.old_route)):
-            operation = document[path]["get"]
-            given = [each["name"] for each in operation["parameters"] if not each.get("deprecated")]
-            old = [each["name"] for each in operation["parameters"] if each.get("deprecated")]
-            assert (given, old) == ([*names, "format"], list(question.old_parameters.values())), path
-            assert operation.get("deprecated", False) == (path == question.old_route)
+        assert [each["name"] for each in document[question.route]["get"]["parameters"]] == [*names, "format"]
 
 
-def test_what_is_not_known_is_so_over_http_too(leaking: Watched, get: httpx.Client) -> None:
+def test_what_is_not_known_is_so_over_http_too(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch) as url:
         remote = ServiceClient(url)
         try:
@@ -193,7 +189,7 @@ def test_what_is_not_known_is_so_over_http_too(leaking: Watched, get: httpx.Clie
         assert (answer.status_code, answer.headers["x-kvscope"]) == (404, "not-known")
 
 
-def test_an_api_that_is_not_there_says_so_in_json(leaking: Watched, get: httpx.Client) -> None:
+def test_an_api_that_is_not_there_says_so_in_json(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch) as url:
         answer = get.get(f"{url}/api/enginez")
         assert (answer.status_code, "x-kvscope" in answer.headers) == (404, False)
@@ -206,7 +202,7 @@ def test_an_api_that_is_not_there_says_so_in_json(leaking: Watched, get: httpx.C
             remote.close()
 
 
-def test_what_is_asked_wrongly_hears_why(leaking: Watched, get: httpx.Client) -> None:
+def test_what_is_asked_wrongly_hears_why(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch) as url:
         assert get.get(f"{url}/api/findings?state=open").status_code == 400
         assert get.get(f"{url}/api/requests").status_code == 422
@@ -215,9 +211,9 @@ def test_what_is_asked_wrongly_hears_why(leaking: Watched, get: httpx.Client) ->
         assert get.get(f"{url}/docs/runbooks/..%2f..%2fREADME.md").status_code == 404
 
 
-def test_the_rest_of_it(leaking: Watched, get: httpx.Client) -> None:
+def test_the_rest_of_it(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch) as url:
-        assert get.get(f"{url}/healthz").json() == {"status": "ok"}
+        assert get.get(f"{url}/healthz").json()["status"] == "ok"
         assert msgspec.json.decode(get.get(f"{url}/api/sources").content, type=list[SourceView]) == SOURCES
         page = get.get(f"{url}/metrics")
         assert page.headers["content-type"].startswith("text/plain")
@@ -256,7 +252,7 @@ def test_nobody_there() -> None:
 # -------------------------------------------------------------------- who may ask
 
 
-def test_with_a_token_nothing_is_answered_without_it(leaking: Watched, get: httpx.Client) -> None:
+def test_with_a_token_nothing_is_answered_without_it(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch, TOKEN) as url:
         for path in ("/api/engines", "/metrics", "/docs/runbooks/leak.finished-held.md", "/api/openapi.json", "/none"):
             assert get.get(url + path).status_code == 401
@@ -285,7 +281,7 @@ def test_a_bearer(leaking: Watched) -> None:
 
 
 def test_a_token_in_the_address_begins_a_session_and_leaves_the_address(leaking: Watched) -> None:
-    with served(leaking.watch, TOKEN) as url, httpx.Client(trust_env=False) as browser:
+    with served(leaking.watch, TOKEN) as url, httpx2.Client(trust_env=False) as browser:
         asked = {"token": TOKEN, "engine": "a b"}
         first = browser.get(f"{url}/api/findings", params=asked, headers={"accept": "text/html"})
         assert (first.status_code, first.headers["location"]) == (303, "/api/findings?engine=a+b")
@@ -303,7 +299,7 @@ def test_a_token_in_the_address_begins_a_session_and_leaves_the_address(leaking:
             assert browser.get(f"{url}/api/engines", headers={"cookie": others + sent}).status_code == 200
 
 
-def test_a_program_may_send_the_token_in_the_address_and_gets_no_cookie(leaking: Watched, get: httpx.Client) -> None:
+def test_a_program_may_send_the_token_in_the_address_and_gets_no_cookie(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch, TOKEN) as url:
         answer = get.get(f"{url}/api/engines", params={"token": TOKEN})
         assert answer.status_code == 200
@@ -325,7 +321,7 @@ def test_websockets_need_it_too(leaking: Watched) -> None:
         for bad in refused:
             with pytest.raises((InvalidStatus, ConnectionClosed)), connect(address, additional_headers=bad) as socket:
                 socket.recv()
-        begun = httpx.get(url, params={"token": token}, headers={"accept": "text/html"}, trust_env=False)
+        begun = httpx2.get(url, params={"token": token}, headers={"accept": "text/html"}, trust_env=False)
         session = begun.headers["set-cookie"].partition("; ")[0]
         for good in ({"Authorization": f"Bearer {token}"}, {"Cookie": session}):
             with connect(address, additional_headers=good) as socket:
@@ -335,14 +331,14 @@ def test_websockets_need_it_too(leaking: Watched) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost:8765", "[::1]:8765", "[::1]", "127.0.0.1:1"])
-def test_without_a_token_this_machines_own_names_are_answered(leaking: Watched, get: httpx.Client, host: str) -> None:
+def test_without_a_token_this_machines_own_names_are_answered(leaking: Watched, get: httpx2.Client, host: str) -> None:
     with served(leaking.watch) as url:
         assert get.get(f"{url}/api/engines", headers={"host": host}).status_code == 200
         assert get.get(f"{url}/api/engines", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example:8765", "[::1", ""])
-def test_without_a_token_no_other_name_is(leaking: Watched, get: httpx.Client, host: str) -> None:
+def test_without_a_token_no_other_name_is(leaking: Watched, get: httpx2.Client, host: str) -> None:
     """A page elsewhere that points a name of its own at this machine asks under that name."""
     with served(leaking.watch, host="") as url:
         answer = get.get(f"{url}/api/engines", headers={"host": host})
@@ -350,14 +346,14 @@ def test_without_a_token_no_other_name_is(leaking: Watched, get: httpx.Client, h
         assert ENGINE not in answer.text
 
 
-def test_the_address_it_listens_on_is_a_name_of_its_own(leaking: Watched, get: httpx.Client) -> None:
+def test_the_address_it_listens_on_is_a_name_of_its_own(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch, host="127.0.0.7") as url:
         assert get.get(f"{url}/api/engines", headers={"host": "127.0.0.7:8765"}).status_code == 200
         assert get.get(f"{url}/api/engines", headers={"host": "127.0.0.8:8765"}).status_code == 403
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"])
-def test_without_a_token_a_script_from_elsewhere_is_refused(leaking: Watched, get: httpx.Client, origin: str) -> None:
+def test_without_a_token_a_script_from_elsewhere_is_refused(leaking: Watched, get: httpx2.Client, origin: str) -> None:
     with served(leaking.watch) as url:
         assert get.get(f"{url}/api/engines", headers={"origin": origin}).status_code == 403
         assert get.get(f"{url}/api/engines", headers={"origin": url}).status_code == 200

@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
+import select
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
 
-import httpx
+import httpx2
 import pytest
 
+from kvscope.monitor.base import limits
 from tests.web.parts import service
 
 NOWHERE = "ipc:///tmp/kvscope-no-engine-is-here"
-DESCRIPTORS = 200
+HALF_BODY = 'POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{{"a'
 
 
 @contextlib.contextmanager
-def engine() -> Iterator[str]:
+def engine(stderr: TextIO | None = None) -> Iterator[str]:
     """Our engine with its tiny model, and its address."""
     command = [sys.executable, "-m", "kvscope.engine", "serve", "--port", "0", "--no-stream"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         found = re.search(r"http://\S+?:\d+", process.stdout.readline())
@@ -73,7 +77,7 @@ def test_a_body_of_unstated_length_is_refused_at_the_bound(server: tuple[str, st
 
 def test_a_body_within_the_bound_arrives_whole(server: tuple[str, str, int]) -> None:
     url, path, most = server
-    answer = httpx.post(url + path, content=b" " * (most - 2) + b"{}", trust_env=False, timeout=60)
+    answer = httpx2.post(url + path, content=b" " * (most - 2) + b"{}", trust_env=False, timeout=60)
     assert answer.status_code in (400, 404)  # read, and then refused for what it says
 
 
@@ -95,25 +99,51 @@ def test_half_a_request_is_closed_and_others_are_answered_meanwhile(server: tupl
         for plain in half:
             plain.sendall(b"GET / HTTP/1.1\r\nHost: 127.0")
         body.sendall(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\r\n12".encode())
-        assert httpx.get(f"{url}/metrics", trust_env=False, timeout=20).status_code == 200
+        assert httpx2.get(f"{url}/metrics", trust_env=False, timeout=20).status_code == 200
         for plain in (*half, body):
             with contextlib.suppress(ConnectionResetError):
                 assert plain.recv(100) == b""
 
 
 def test_a_connection_stays_open_between_requests(server: tuple[str, str, int]) -> None:
-    with httpx.Client(base_url=server[0], trust_env=False) as client:
+    with httpx2.Client(base_url=server[0], trust_env=False) as client:
         assert [client.get("/metrics").status_code for _ in range(3)] == [200] * 3
 
 
-def test_the_health_check_is_answered_when_a_client_opens_all_connections() -> None:
+def test_half_bodies_take_no_place_of_requests() -> None:
+    with service("--events", NOWHERE) as url, contextlib.ExitStack() as stack:
+        for _ in range(limits.SERVICE_REQUESTS + 20):
+            stack.enter_context(connected(url)).sendall(HALF_BODY.format(path="/api/alerts/silences").encode())
+        assert httpx2.get(f"{url}/api/engines", trust_env=False, timeout=60).status_code == 200
+
+
+def test_bodies_being_received_are_bounded_together() -> None:
+    part = b" " * (1 << 20)
+    with service("--events", NOWHERE) as url, contextlib.ExitStack() as stack:
+        head = b"POST /api/alerts/silences HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1048576\r\n\r\n"
+        half = [stack.enter_context(connected(url)) for _ in range((limits.SERVICE_BODIES_BYTES >> 20) + 8)]
+        for plain in half:
+            plain.sendall(head + part[:-1])
+        refused, _, _ = select.select(half, [], [], 60)
+        assert {status(plain) for plain in refused} == {503}
+        assert httpx2.get(f"{url}/healthz", trust_env=False, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("clients", [60, pytest.param(6_000, marks=pytest.mark.slow)])
+def test_clients_that_leave_in_the_midst_of_a_body_cost_no_traceback(clients: int, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+    if hard < clients + 200:
+        pytest.skip(f"this machine allows {hard} open files: ulimit -Hn {clients + 200}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    log = tmp_path / "log"
     try:
-        with service("--events", NOWHERE) as url, contextlib.ExitStack() as stack:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for _ in range(DESCRIPTORS + 60):
-                stack.enter_context(connected(url)).sendall(b"GET / HTTP/1.1\r\nHost: 127.0")
-            assert httpx.get(f"{url}/healthz", trust_env=False, timeout=5).status_code == 200
+        with log.open("w") as stderr, engine(stderr) as url, contextlib.ExitStack() as stack:
+            for _ in range(clients):
+                stack.enter_context(connected(url)).sendall(HALF_BODY.format(path="/v1/completions").encode())
+            assert httpx2.get(f"{url}/health", trust_env=False, timeout=60).status_code == 200
+            stack.close()
+            assert httpx2.get(f"{url}/health", trust_env=False, timeout=60).status_code == 200
+            assert httpx2.get(f"{url}/load", trust_env=False, timeout=60).json() == {"server_load": 0}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "Traceback" not in log.read_text()

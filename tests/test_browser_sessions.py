@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.monitor.service.browser_sessions import BrowserSessions
+from kvscope.monitor.service.guard import BrowserSessions
 
 
 def test_sessions_end() -> None:

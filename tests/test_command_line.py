@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvscope.command import main as kvscope
-from kvscope.monitor import cli
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.runbook_files import runbook_codes, runbook_text
+from kvscope.monitor.detectors.runbook_files import runbook_codes, runbook_text
+from kvscope.monitor.terminal import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,10 +21,11 @@ def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
     return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_the_version_imports_next_to_nothing() -> None:
     code = """
 import sys
-from kvscope.monitor.cli import main
+from kvscope.monitor.terminal.cli import main
 try:
     main(["--version"])
 finally:
@@ -37,6 +37,7 @@ finally:
     assert 0 < int(ours) < 40
 
 
+@pytest.mark.usefixtures("real_parts")
 @pytest.mark.parametrize("module", ["kvscope", "kvscope.monitor"])
 def test_help_works_in_a_checkout_that_is_not_installed(module: str) -> None:
     """Without site-packages there is no distribution to ask for its version, and no dependency either."""
@@ -52,7 +53,8 @@ def lines_of_help(parser: argparse.ArgumentParser) -> dict[str, str | None]:
 
 
 def test_the_help_lists_every_command_with_its_own_line() -> None:
-    modules = {path.stem for path in (ROOT / "monitor" / "commands").glob("*.py")} - {"__init__", "shared_flags"}
+    commands = ROOT / "monitor" / "terminal" / "commands"
+    modules = {path.stem for path in commands.glob("*.py")} - {"__init__", "shared_flags"}
     assert {module for module, _ in cli.COMMANDS.values()} == modules
     listed = lines_of_help(cli.parser(only=()))
     assert listed == lines_of_help(cli.parser())
@@ -98,32 +100,9 @@ def test_an_unknown_code_gets_the_near_ones(capsys: pytest.CaptureFixture[str]) 
     assert "leak.finished-held" in runbook_codes()
 
 
-@pytest.mark.parametrize(("package", "command"), [("engine", "serve"), ("monitor", "doctor")])
-def test_the_old_module_name_only_dispatches(package: str, command: str) -> None:
-    """`python -m engine` says that it is deprecated, and no file is loaded as two modules."""
-    code = f"""
-import json, os, runpy, sys
-sys.argv = [{package!r}, {command!r}, "--help"]
-try:
-    runpy.run_module({package!r}, run_name="__main__", alter_sys=True)
-except SystemExit as ended:
-    files = [(os.path.realpath(m.__file__), n) for n, m in list(sys.modules.items()) if getattr(m, "__file__", None)]
-    ours = [(f, n) for f, n in files if f.startswith(os.getcwd())]
-    print(json.dumps([ended.code, ours]))
-"""
-    done = python("-c", code)
-    assert "deprecated" in done.stderr
-    status, ours = json.loads(done.stdout.splitlines()[-1])
-    assert status == 0
-    files = [file for file, _ in ours]
-    assert len(files) > 2
-    assert len(files) == len(set(files)), ours
-    again = python("-m", f"kvscope.{package}", command, "--help")
-    assert (again.returncode, again.stderr) == (0, "")
-
-
+@pytest.mark.usefixtures("real_parts")
 def test_the_probe_loads_beside_files_that_have_our_folders_names(tmp_path: Path) -> None:
-    """A monitor.py in the working directory is another program's, and no part of kvscope."""
+    """A module named monitor in the working directory is another program's, and no part of kvscope."""
     for name in ("monitor", "engine", "kernels", "dashboards"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not ours')\n")
     code = """

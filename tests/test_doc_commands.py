@@ -8,51 +8,52 @@ import re
 import shlex
 import shutil
 import zipfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
 
-from kvscope.monitor.cli import main, parser
-from tests.recordings import healthy_lab, leaking_lab, recording_of
+from kvscope.lab.stepped_recordings import healthy_lab, leaking_lab, recording_of
+from kvscope.monitor.terminal.cli import main, parser
 
 ROOT: Final = Path(__file__).parent.parent
 DATA: Final = ROOT / "tests" / "data"
-PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FOLLOWED: Final = {
     "docs/start/demo.md": "tests/test_tutorials.py",
     "docs/start/vllm.md": "tests/test_tutorials.py",
     "docs/investigations/": "tests/test_investigations.py",
-    "docs/read-a-log.md": "tests/doctor/test_read_a_log.py",
+    "docs/read-a-log.md": "tests/terminal/test_read_a_log.py",
     "docs/python-api.md": "tests/test_python_api.py",
 }
 """Pages, or folders of them, whose commands another test runs one after the other."""
 EXCEPTIONS: Final = {
     r"kubectl |helm ": "needs Kubernetes: tests/deploy renders the chart with Helm",
     r"docker ": "needs Docker: tests/deploy reads docker-compose.yml",
-    r"make (demo|test|lint|slow|docs|site|bench|prove|fleet)\b": "a test below looks for the target",
-    r"git |\.venv/bin/python -m (hatchling|scripts\.advisories)": "a step of a release: tests/test_supply_chain.py",
-    r"(\S+ )?pip install": "changes the environment: tests/test_install.py installs the wheel",
+    r"make (demo|check|test|lint|slow|docs|site|bench|prove|fleet)\b": "a test below looks for the target",
+    r"git |\.venv/bin/python -m (hatchling|scripts\.(advisories|sbom))": "of a release: tests/test_supply_chain.py",
+    r"python3\.11 -m venv|(\S+/|\S+ )?pip install": "changes the environment: tests/test_install.py installs the wheel",
     r"(KVSCOPE_EVENTS=\S+ )?vllm serve MODEL": "needs a model: tests/test_tutorials.py starts vLLM with the probe",
     r"monitor probe check": "needs vLLM: tests/test_tutorials.py",
     r"export \w+=": "sets variables for the commands below it",
     r"echo \$\?": "prints the exit code of the command above it",
+    r"curl -H .* https://hub\.example/": "a hub: tests/fleet asks one",
     r"curl -s http://127\.0\.0\.1:8765/healthz": "tests/test_api.py asks a running service",
-    r"python -m tests\.chaos\.": "takes hours: `make slow` runs a part",
+    r"python -m kvscope\.lab\b": "takes minutes to hours: tests/lab, and `make slow` runs a part",
     r"kvscope engine serve": "two engines: tests/engine hands KV from one to the other",
     r"kvscope engine bench": "tests/engine/test_bench.py",
-    r"monitor incidents": "takes minutes to hours: tests/incidents",
-    r"monitor (serve|agent|hub)\b": "runs until it is stopped: tests/test_service.py, tests/hub, tests/exporters",
-    r"monitor bus (setup|status)": "needs NATS with TLS: tests/bus starts one",
+    r"monitor (serve|agent|hub)\b": "runs until it is stopped: tests/test_service.py, tests/fleet, tests/outputs",
+    r"monitor bus (setup|status)": "needs NATS with TLS: tests/fleet starts one",
     r"monitor sql .*s3://": "needs S3: tests/history reads an archive from moto's server",
     r"monitor sql": "tests/history/test_sql.py runs the queries of docs/history.md",
-    r"monitor alerts test": "needs receivers: tests/alerting",
-    r"monitor top": "needs a terminal: tests/doctor/test_top.py",
+    r"monitor alerts test": "needs receivers: tests/outputs",
+    r"monitor top": "needs a terminal: tests/terminal/test_top.py",
     r"monitor replay": "publishes until its end: tests/history/test_replay.py",
     r"\S*monitor .*(tcp|http|prometheus\+http)://|\S*monitor doctor .*--(watch|prometheus)": (
-        "a live target: tests/doctor/test_every_source.py reads one of each kind"
+        "a live target: tests/terminal/test_every_source.py reads one of each kind"
     ),
-    r"monitor doctor -$": "standard input: tests/doctor/test_doctor.py",
+    r"monitor doctor -$": "standard input: tests/terminal/test_doctor.py",
     r"gzip ": "packs a log",
 }
 """Commands that this test does not run, by how they begin, each with the reason or with the test that does."""
@@ -89,7 +90,11 @@ def without_comment(text: str) -> str:
     return re.split(rf"\s+#\s{OUTSIDE_QUOTES}", text)[0].strip()
 
 
-COMMANDS: Final = [command for path in PAGES for command in commands_of(path)]
+@cache
+def shown_commands() -> tuple[ShownCommand, ...]:
+    """All commands of the docs, in the order of the pages."""
+    pages = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    return tuple(command for path in pages for command in commands_of(path))
 
 
 def reason_not_to_run(command: ShownCommand) -> str:
@@ -100,7 +105,10 @@ def reason_not_to_run(command: ShownCommand) -> str:
     return next((why for begins, why in EXCEPTIONS.items() if re.match(begins, command.text)), "")
 
 
-RUN: Final = sorted({each.text: each for each in COMMANDS if not reason_not_to_run(each)}.values())
+@cache
+def run_commands() -> tuple[ShownCommand, ...]:
+    """Those that this test runs, each once."""
+    return tuple(sorted({each.text: each for each in shown_commands() if not reason_not_to_run(each)}.values()))
 
 
 @pytest.fixture(scope="module")
@@ -132,46 +140,53 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_commands_are_found_and_each_exception_is_one_of_some_command() -> None:
-    assert len(COMMANDS) > 120
-    assert len(RUN) > 15
-    unused = [begins for begins in EXCEPTIONS if not any(re.match(begins, each.text) for each in COMMANDS)]
+    assert len(shown_commands()) > 120
+    assert len(run_commands()) > 15
+    unused = [begins for begins in EXCEPTIONS if not any(re.match(begins, each.text) for each in shown_commands())]
     assert unused == [], "no page has such a command: remove the exception"
-    assert all("monitor" in each.text for each in RUN), [each for each in RUN if "monitor" not in each.text]
+    assert [each for each in run_commands() if "monitor" not in each.text] == []
 
 
-@pytest.mark.parametrize("command", RUN, ids=lambda command: command.text)
-def test_a_command_of_the_docs_runs(
-    command: ShownCommand, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_commands_of_the_docs_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
-    for made in (*folder.glob("*.pftrace"), *folder.glob("bundle.zip")):
-        made.unlink()
-    _, *arguments = shlex.split(command.text)
-    try:
-        code = main(arguments)
-    except SystemExit as ended:  # --help and --version
-        code = int(ended.code or 0)
-    printed = capsys.readouterr()
-    assert code in (0, 1, 3), printed.err
-    assert printed.out or printed.err
+    failed = []
+    for command in run_commands():
+        for made in (*folder.glob("*.pftrace"), *folder.glob("bundle.zip")):
+            made.unlink()
+        code = exit_code(main, shlex.split(command.text)[1:])
+        printed = capsys.readouterr()
+        if code not in (0, 1, 3) or not (printed.out or printed.err):
+            failed.append((command, code, printed.err))
+    assert failed == []
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS)), ids=lambda command: command.text[:60])
-def test_the_flags_of_a_command_exist(command: ShownCommand, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_flags_of_the_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """Of those that are not run here, too: their tests may give other flags than the docs."""
-    words = shlex.split(command.text.replace("…", ""))
-    if not words or not re.fullmatch(r"(\.venv(-vllm)?/bin/)?monitor", words[0]):
-        return
-    code: object = 0
+    parse, failed, parsed = parser().parse_args, [], 0
+    for command in sorted(set(shown_commands())):
+        words = shlex.split(command.text.replace("…", ""))
+        if words and re.fullmatch(r"(\.venv(-vllm)?/bin/)?monitor", words[0]):
+            parsed += 1
+            code = exit_code(lambda arguments: parse(arguments) and 0, words[1:])
+            message = capsys.readouterr().err
+            if code:
+                failed.append((command, message))
+    assert parsed > 80
+    assert failed == []
+
+
+def exit_code(run: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Return the exit code of a command, also of --help, --version and a wrong flag, which end the process."""
     try:
-        parser().parse_args(words[1:])
-    except SystemExit as ended:  # --help, --version, or a wrong flag
-        code = ended.code
-    assert not code, capsys.readouterr().err
+        return run(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def test_the_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {each.text.split()[1] for each in COMMANDS if each.text.startswith("make ")}
+    named = {each.text.split()[1] for each in shown_commands() if each.text.startswith("make ")}
     assert named <= targets

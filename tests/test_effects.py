@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope.monitor.detectors.judgement import SEVERITIES, HoldsBlocks, Judgement, ShortOfBlocks
+from kvscope.monitor.detectors.findings import EFFECT_LASTS_NS, RESOLVE_AFTER_NS, Findings
+from kvscope.monitor.detectors.judgement import MIN_SHARE, SEVERITIES, HoldsBlocks, Judgement, ShortOfBlocks
 from kvscope.monitor.detectors.registry import CATALOGUE, EFFECTS, explains
-from kvscope.monitor.detectors.ties import MIN_SHARE
-from kvscope.monitor.findings import EFFECT_LASTS_NS, RESOLVE_AFTER_NS, Findings
 from tests.detectors.scenes import Watched, value
 
 S = 1_000_000_000

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
-from kvscope.monitor.client import ServiceClient
-from kvscope.monitor.schema import EngineView
+from kvscope.lab.faked_clock import LIBRARY, FakedClock
+from kvscope.monitor.questions.client import ServiceClient
+from kvscope.monitor.questions.schema import EngineView
 from tests.engine.process import EngineProcess
 
-LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed: apt-get install libfaketime"),
@@ -33,44 +33,6 @@ LEAK, CLOCK_JUMP = "leak.finished-held", "blind.clock-jump"
 PENDING = f"{LEAK}.grace_s=2"
 FALSE_ALARMS = {"stuck.engine-stalled", "blind.name-clash", "blind.reader-failed"}
 MOVED = ("+1h", "-1h", "+1d", "-1d", "+0 x1.0005")
-# libfaketime 0.9.10 turns an absolute sleep on the monotonic clock, which is how time.sleep works since Python 3.11,
-# into EINVAL as soon as it leaves that clock alone.
-SLEEP_BY_SELECT = """
-import select
-import time
-
-
-def sleep(seconds):
-    if seconds < 0:
-        raise ValueError("sleep length must be non-negative")
-    select.select([], [], [], seconds)
-
-
-time.sleep = sleep
-"""
-
-
-class FakedClock:
-    """The wall clock of the processes that are started with `environment`."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(SLEEP_BY_SELECT)
-        self._offset = folder / "offset"
-        self.move("+0")
-        self.environment = {
-            "LD_PRELOAD": str(LIBRARY),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", "")))),
-        }
-
-    def move(self, offset: str) -> None:
-        """Set it off by `offset` from now on."""
-        written = self._offset.with_suffix(".new")
-        written.write_text(f"{offset}\n")
-        written.rename(self._offset)
 
 
 @contextmanager
@@ -83,7 +45,7 @@ def leaking_engine(clock: FakedClock, path: Path) -> Iterator[EngineProcess]:
         stopping = threading.Event()
 
         def ask() -> None:
-            with httpx.Client(base_url=engine.url, timeout=60, trust_env=False) as client:
+            with httpx2.Client(base_url=engine.url, timeout=60, trust_env=False) as client:
                 for number in range(10_000):
                     if stopping.wait(0.1):
                         return

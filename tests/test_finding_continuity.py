@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.findings import (
+from kvscope.monitor.detectors.findings import (
     LOOK_AGAIN_S,
     MAX_KEPT_CULPRITS,
     MAX_RESOLVED,
@@ -14,6 +13,7 @@ from kvscope.monitor.findings import (
     Finding,
     Findings,
 )
+from kvscope.monitor.detectors.judgement import Judgement
 
 S = 1_000_000_000
 ENGINE, OTHER = "a@127.0.0.1:1/0", "b@127.0.0.1:2/0"
@@ -153,7 +153,7 @@ def test_what_another_service_found_is_continued_beside_what_fires_here() -> Non
     here = Findings()
     here.update(ENGINE, 2 * S, [judged(), judged(LOCKSTEP, pending=True)])
     (own,) = here.firing()
-    here.expect(ENGINE, there.firing(), 3 * S)
+    here.expect(ENGINE, there.firing())
     here.update(ENGINE, 4 * S, [judged()])
     fires = {finding.judgement.code: finding for finding in here.firing()}
     assert fires[LEAK] is own

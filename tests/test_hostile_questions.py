@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.lab.fuzzing.served_targets import QuestionTarget
+from kvscope.lab.stepped_recordings import healthy_lab
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
-from tests.recordings import healthy_lab
-from tests.sources.fuzzing.served_targets import QuestionTarget
 
 HUGE = "9" * 400
 

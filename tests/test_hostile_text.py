@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvscope.monitor.cli import main
-from kvscope.monitor.events.description import EngineDescription
-from kvscope.monitor.events.journal import JournalWriter
-from kvscope.monitor.events.wire import NO_REQUEST, Batch, encode
-from tests.lab import Lab
-from tests.pages import page as metrics_page
-from tests.pages import rows, served
+from kvscope.lab.recorded_pages import page as metrics_page
+from kvscope.lab.recorded_pages import rows, served
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.description import EngineDescription
+from kvscope.monitor.contract.journal import JournalWriter
+from kvscope.monitor.contract.wire import NO_REQUEST, Batch, encode
+from kvscope.monitor.terminal.cli import main
 
 FORGED = "FORGED critical confirmed"
 ORDERS = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\x90q\x9c\u202e\u2066\u2028\u200b\x7f"
@@ -134,9 +134,9 @@ def test_diff_and_bundle(recording: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_top_draws_escapes(recording: Path) -> None:
-    from kvscope.monitor.doctor import top_text
-    from kvscope.monitor.pipeline import Pipeline
+    from kvscope.monitor.questions.pipeline import Pipeline
     from kvscope.monitor.sources.recording import Recording
+    from kvscope.monitor.terminal import top_text
 
     watch = Pipeline()
     watch.feed(list(Recording(recording)))
@@ -179,7 +179,7 @@ def test_doctor_of_a_hostile_metrics_page(capsys: pytest.CaptureFixture[str]) ->
 def test_the_services_log_has_one_line_for_each_record() -> None:
     code = """
 import logging, sys
-from kvscope.monitor.service.service_log import log_to_stderr
+from kvscope.monitor.service.web_server import log_to_stderr
 log_to_stderr()
 logger = logging.getLogger("kvscope.monitor.x")
 hostile = sys.stdin.buffer.read().decode()
@@ -199,7 +199,7 @@ logger.info("not shown")
 
 
 def test_plain_text_is_left_as_it_is() -> None:
-    from kvscope.monitor.text import escaped, escaped_json, escaped_lines
+    from kvscope.monitor.base.text import escaped, escaped_json, escaped_lines
 
     plain = "Größe 日本語 × → 🙂 req-1 [bold] \\n"
     assert escaped(plain) == escaped_lines(plain) == escaped_json(plain) == plain
@@ -215,4 +215,4 @@ def test_every_console_of_a_command_escapes() -> None:
         for path in monitor.rglob("*.py")
         if re.search(r"(?<!terminal_)\bConsole\(", path.read_text(encoding="utf-8"))
     }
-    assert made == {"doctor/terminal.py"}
+    assert made == {"terminal/terminal.py"}

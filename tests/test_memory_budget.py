@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, MAX_RECENT_BYTES, POINT_EVERY_NS, EngineLedger
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.memory_budget import POINT_BYTES, ServiceMemory
-from tests.lab import Lab
 
 MIB = 1 << 20
 

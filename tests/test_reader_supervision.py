@@ -14,10 +14,12 @@ import msgspec
 import pytest
 import zmq
 
-from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.wire import NewerVersion
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.lab.recorded_pages import page, rows, served
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.samples import Record
+from kvscope.monitor.contract.wire import NewerVersion
+from kvscope.monitor.probes.publisher import Publisher
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service import source_reader
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog
 from kvscope.monitor.service.service import SCRAPE_TIMEOUT_S
@@ -25,9 +27,7 @@ from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.metrics_page import MetricsPage
 from kvscope.monitor.sources.source import POLL_WAIT_S
-from tests.lab import Lab
-from tests.pages import page, rows, served
-from tests.publishing.published import published
+from tests.probes.published import published
 from tests.test_bounded_http import OK, server
 
 ENGINE = "lab@127.0.0.1:0/0"

@@ -6,8 +6,8 @@ from enum import IntEnum
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
-from kvscope.monitor.reason_words import WORDS, in_words
+from kvscope.monitor.base.text import WORDS, in_words
+from kvscope.monitor.contract.kinds import Cause, Limit, Release, Status
 
 
 @pytest.mark.parametrize("kind", [Status, Cause, Release, Limit])

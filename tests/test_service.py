@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from kvscope.monitor.cli import main
-from tests.pages import page, rows, served
+from kvscope.lab.recorded_pages import page, rows, served
+from kvscope.monitor.terminal.cli import main
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 LEAK = "leak.finished-held:limit=3"
@@ -74,7 +74,7 @@ def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
     events = f"ipc://{tmp_path}/events"
     with (
         receiver() as (url, received),
-        process("tests.lab_process", events, f"{events}-replay", "", "4", LEAK) as engine,
+        process("kvscope.lab.stepped_process", events, f"{events}-replay", "", "4", LEAK) as engine,
         process(
             "kvscope.monitor",
             "serve",
@@ -100,7 +100,7 @@ def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:
         assert service.stderr is not None
         address = re.search(r"http://127\.0\.0\.1:\d+", service.stderr.readline())
         assert address is not None
-        with httpx.Client(base_url=address[0], trust_env=False) as client:
+        with httpx2.Client(base_url=address[0], trust_env=False) as client:
             until(lambda: any(path == "/alerts" for path, _, _ in received), "an alert")
             until(lambda: any(path == "/v1/traces" for path, _, _ in received), "a span")
             _, headers, body = next(item for item in received if item[0] == "/alerts")
@@ -131,7 +131,7 @@ def test_an_engine_without_a_probe_is_watched_by_its_metrics_page() -> None:
         assert service.stderr is not None
         address = re.search(r"http://127\.0\.0\.1:\d+", service.stderr.readline())
         assert address is not None
-        with httpx.Client(base_url=address[0], trust_env=False) as client:
+        with httpx2.Client(base_url=address[0], trust_env=False) as client:
             until(lambda: client.get("/api/engines").json(), "an engine")
             (seen,) = client.get("/api/engines").json()
             assert (seen["signal"], seen["running"], seen["usage"]) == ("metrics", row["running"], row["kv_usage"])
@@ -176,7 +176,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_record_keeps_what_doctor_reads(tmp_path: Path) -> None:
     events = f"ipc://{tmp_path}/events"
-    with process("tests.lab_process", events, f"{events}-replay", "", "5", LEAK) as engine:
+    with process("kvscope.lab.stepped_process", events, f"{events}-replay", "", "5", LEAK) as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
         assert main(["record", events, str(tmp_path / "run"), "--seconds", "3"]) == 0

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.web.parts import chromium
+from kvscope.lab.chromium import chromium
 
 pytestmark = pytest.mark.slow
 

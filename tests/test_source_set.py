@@ -10,24 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.alerting.alerting import AlertsConfig
+from kvscope.lab.recorded_pages import page, rows, served
+from kvscope.monitor.base.errors import BadTarget
+from kvscope.monitor.detectors.findings import LOOK_AGAIN_S, Findings
 from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import parse_settings
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events import limits
-from kvscope.monitor.findings import LOOK_AGAIN_S, Findings
+from kvscope.monitor.fleet.open_findings import LeftBehind
 from kvscope.monitor.history.findings_log import FindingsLog
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.outputs.alerting.alerting import AlertsConfig
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service import source_set
 from kvscope.monitor.service.service import Service, ServiceConfig
-from kvscope.monitor.service.shared_engines import SharedEngines
 from kvscope.monitor.service.source_reader import SourceReader
-from kvscope.monitor.service.source_set import SourceSet, WantedSource
+from kvscope.monitor.service.source_set import SharedEngines, SourceSet, WantedSource
 from kvscope.monitor.sources.source import Source, SourceStatus
 from kvscope.monitor.sources.targets import TargetKind
 from tests.finding_transitions import ENGINE as JUDGED_ENGINE
-from tests.pages import page, rows, served
-from tests.publishing.published import ENGINE
+from tests.probes.published import ENGINE
 from tests.test_service import process, receiver, until
 
 LEAK = "leak.finished-held"
@@ -37,7 +36,7 @@ LEAK = "leak.finished-held"
 def leaking(path: Path) -> Iterator[WantedSource]:
     """An engine that leaks blocks and works on, in a process of its own."""
     events = f"ipc://{path}/events"
-    with process("tests.lab_process", events, f"{events}-replay", "", "4", f"{LEAK}:limit=3") as engine:
+    with process("kvscope.lab.stepped_process", events, f"{events}-replay", "", "4", f"{LEAK}:limit=3") as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
         yield WantedSource(events, TargetKind.STREAM)
@@ -109,6 +108,15 @@ def test_an_engine_that_another_agent_takes_over_is_not_told_to_be_resolved(tmp_
             assert len(received) == 1
 
 
+def test_what_no_history_has_of_an_engine_begins_where_another_agent_left_it(tmp_path: Path) -> None:
+    target = f"ipc://{tmp_path}/nobody"
+    with running(ServiceConfig()) as service:
+        shared = SharedEngines(service.watch, service.readers)
+        for left, expected in (((7, 41), 42), ((6, 41), 0), ((8, 41), -1), ((0, -1), -1)):
+            shared.begin(target, {ENGINE: LeftBehind([], *left)})
+            assert [shared.unkept(ENGINE, 7) for _ in range(2)] == [expected, -1]
+
+
 def test_an_engine_that_another_source_has_stays(tmp_path: Path) -> None:
     with leaking(tmp_path) as wanted, running(ServiceConfig()) as service:
         service.readers.add(wanted, "one")
@@ -123,14 +131,11 @@ def test_an_engine_that_another_source_has_stays(tmp_path: Path) -> None:
         assert service.watch.engines() == []
 
 
-def test_what_cannot_be_read_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_refused_and_changes_nothing() -> None:
     with served(page(rows("never-freed")[30])) as engine, running(ServiceConfig(metrics=(engine.url,))) as service:
         until(service.watch.engines, "the engine")
         with pytest.raises(BadTarget, match="no source reads this scheme"):
             service.readers.add(WantedSource("gopher://somewhere"), "a test")
-        monkeypatch.setattr(limits, "SOURCES", 1)
-        with pytest.raises(BadTarget, match="reads 1 sources already"):
-            service.readers.add(WantedSource(f"{engine.url}?another"), "a test")
         assert [view.target for view in service.sources()] == [engine.url]
         assert service.readers.changes() == []
 
@@ -166,10 +171,10 @@ def test_a_source_that_hangs_is_left_behind_and_reports_nothing(monkeypatch: pyt
     assert source.polled.wait(10)
     readers.remove([wanted], "a test")
     assert list(readers) == []
-    assert reader.is_alive()
+    assert reader.thread.is_running
     source.over.set()
     assert source.closed.wait(10)
-    reader.join()
+    reader.thread.join()
     assert watch.supervisor.failures() == ()
     assert watch.supervisor.late(0) == {}
     assert watch.supervisor.totals() == {}

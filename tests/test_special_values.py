@@ -16,22 +16,22 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from kvscope.monitor.cli import main
-from kvscope.monitor.errors import KvscopeError
-from kvscope.monitor.events import limits
-from kvscope.monitor.events.journal import JournalWriter
-from kvscope.monitor.events.kinds import SCHEMA, Kind
-from kvscope.monitor.events.wire import Batch, ContractError, Keyframe, Run, batch_of, decode, encode
+from kvscope.lab.second_fold import SecondFold
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base import limits
+from kvscope.monitor.base.errors import KvscopeError
+from kvscope.monitor.contract.journal import JournalWriter
+from kvscope.monitor.contract.kinds import SCHEMA, Kind
+from kvscope.monitor.contract.wire import Batch, ContractError, Keyframe, Run, batch_of, decode, encode
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.retention import Keep, Keeper
+from kvscope.monitor.ledger import keyframe_codec
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.query import QUESTIONS
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.questions.query import QUESTIONS
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.sources.live_stream import Received
-from kvscope.monitor.state import keyframe_codec
-from tests.lab import Lab
-from tests.second_fold import SecondFold
+from kvscope.monitor.terminal.cli import main
 
 ENGINE = "lab@127.0.0.1:0/0"
 VALUES = (0, -1, 1, 1 << 31, (1 << 63) - 1, -(1 << 63))

@@ -13,16 +13,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from kvscope.dashboards.web import header
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base import limits
+from kvscope.monitor.base.supervision import LATE_FACTOR, SupervisedThread, Supervisor
+from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.detectors.detector import Detector
 from kvscope.monitor.detectors.registry import DETECTORS
-from kvscope.monitor.events import limits
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.queries.engines import engine_view
+from kvscope.monitor.questions.engines import engine_view
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog, notify_systemd
-from kvscope.monitor.supervision import LATE_FACTOR, Supervisor
-from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
 OTHER = "other@127.0.0.1:0/0"
@@ -79,7 +79,7 @@ def test_a_detector_that_raises_stops_no_other(
         raise KeyError("a defect")
 
     pipeline, live_on = followed(ENGINE)
-    monkeypatch.setattr(type(broken), "detect_rank", detect)
+    monkeypatch.setattr(type(broken), "detect", detect)
     for _ in range(3):
         pipeline.settle()
     assert len(failing(pipeline)) == 1
@@ -110,10 +110,23 @@ def test_a_loop_that_does_not_turn_is_late_and_fails_the_health_check() -> None:
     assert answer.status_code == 503
     assert list(answer.json()["late"]) == ["reader tcp://here"]
     supervisor.beat("reader tcp://here", 4.0)
-    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/healthz").json()["status"] == "ok"
     now[0] += 1_000
     supervisor.ended("reader tcp://here")
     assert client.get("/healthz").status_code == 200
+
+
+def test_a_thread_that_was_asked_to_stop_is_not_missed() -> None:
+    """A reload asks all removed readers to stop first, and waits for one after the other then."""
+    supervisor = Supervisor()
+    thread = SupervisedThread("reader", "reader", lambda: 60.0, supervisor, within_s=60)
+    thread.start()
+    assert supervisor.health() == (1, 1, [])
+    thread.ask_to_stop()
+    thread.join()
+    supervisor.check()
+    assert supervisor.health() == (0, 0, [])
+    thread.stop()
 
 
 def test_an_engine_that_no_source_has_leaves_the_ledger_in_time() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.probes.vllm_python import PYTHON, environment, free_ports, needs_vllm
+from kvscope.lab.chromium import chromium
+from kvscope.lab.vllm_python import PYTHON, environment, free_ports, needs_vllm
 from tests.tutorials import ROOT, Follower, missing_lines, steps_of
-from tests.web.parts import chromium
 
 START = ROOT / "docs" / "start"
 SCREEN = {"width": 1280, "height": 800}
@@ -73,6 +73,43 @@ def test_the_demo_tutorial_word_for_word(tmp_path: Path, browser: Browser) -> No
                     (START / step.picture).write_bytes(page.screenshot())
     finally:
         page.close()
+        follower.stop()
+
+
+def test_the_readme_installs_before_it_uses() -> None:
+    """What its first three blocks run is make, or a program that `make demo` has made."""
+    blocks = [step.text for step in steps_of((ROOT / "README.md").read_text()) if step.kind == "console"][:3]
+    programs = [
+        line.removeprefix("$ ").split()[0] for block in blocks for line in block.splitlines() if line[:2] == "$ "
+    ]
+    assert programs == ["make", "make", *[".venv/bin/monitor"] * 4]
+
+
+@pytest.mark.slow
+def test_the_first_blocks_of_the_readme_in_order(tmp_path: Path) -> None:
+    """The demo's own engine stands for the vLLM of the third block, and its service keeps its port."""
+    replace = {
+        "make demo": f"{sys.executable} -m scripts.demo",
+        "make test": "true",
+        "server.log": "tests/data/seed-000.log",
+        "monitor serve": f"monitor serve --port {free_ports()}",
+        ".venv/bin/": f"{BIN}/",
+    }
+    follower = Follower(tmp_path, replace, {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"})
+    blocks = [step.text for step in steps_of((ROOT / "README.md").read_text()) if step.kind == "console"][:3]
+    try:
+        for block in blocks:
+            command, _, printed = block.partition("\n…")
+            for line in command.splitlines():
+                follower.run(line.removeprefix("$ ").partition("  #")[0].strip())
+                if line.endswith("make demo") or "make demo  " in line:
+                    follower.until(lambda log: log.count("FOUND") == 2)
+                    adopt_ports(follower)
+                if " serve " in line:
+                    follower.until(lambda log: "http://127.0.0.1" in log)
+            if printed:
+                follower.check(printed.strip())
+    finally:
         follower.stop()
 
 

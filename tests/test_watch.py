@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.events.kinds import SCHEMA, Cause, Kind, Status
-from kvscope.monitor.events.wire import Batch, Keyframe, NotAFrame, Run, batch_of, decode, encode
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import BLOCK_STATES
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.contract.kinds import SCHEMA, Cause, Kind, Status
+from kvscope.monitor.contract.wire import Batch, Keyframe, NotAFrame, Run, batch_of, decode, encode
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.questions.schema import BLOCK_STATES
 from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import ENGINE, Watched, finished_held, never_fits, stalled, unaccounted
-from tests.lab import Lab
 
 DATA = Path(__file__).parent / "data"
 

@@ -1,7 +1,6 @@
 """Grafana dashboards as code, for the Grafana that docker-compose.yml pins. Grafana gets `generated/`.
 
-dashboard_frame.py   variables, annotations and links
-panels.py            how panels and queries are made
+panels.py            how panels, queries, variables, annotations and links are made
 fleet_page.py        all engines: which one needs a look
 engine_page.py       one engine at a glance: pool, queue, work, memory, and how far to trust the figures
 kv_cache_page.py     who holds the pool, for how long, and what the prefix cache does

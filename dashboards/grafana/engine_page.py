@@ -6,46 +6,32 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from kvscope.dashboards.grafana import panels
-from kvscope.dashboards.grafana.dashboard_frame import grafana_page
-from kvscope.dashboards.grafana.kv_cache_page import balance_panel
-from kvscope.dashboards.grafana.panels import (
-    BAD,
-    GRID_WIDTH,
-    SELECTED,
-    STEPS_S,
-    TARGETS,
-    TOKENS_S,
-    Panel,
-    lines,
-    rate,
-    row_heading,
-    stacked,
-    stat,
-)
-from kvscope.dashboards.grafana.requests_page import by_state
-from kvscope.dashboards.objectives import MISSED_AFTER_S
+from ..objectives import MISSED_AFTER_S
+from . import panels
+from .kv_cache_page import balance_panel
+from .panels import BAD, GRID_WIDTH, SELECTED, STEPS_S, TARGETS, TOKENS_S, Panel
+from .requests_page import by_state
 
 
 def engine_page() -> Dashboard:
     """Return the page of one engine."""
-    return grafana_page("engine", "kvscope / Engine", "One engine at a glance.", _engine_panels(), view="engine")
+    return panels.grafana_page("engine", "kvscope / Engine", "One engine at a glance.", _panels(), view="engine")
 
 
-def _engine_panels() -> Iterator[Panel | Row]:
-    yield row_heading("Now")
-    yield from _engine_state_panels()
-    yield row_heading("Pool and queue")
+def _panels() -> Iterator[Panel | Row]:
+    yield Row("Now")
+    yield from _state_panels()
+    yield Row("Pool and queue")
     yield balance_panel()
     yield by_state()
-    yield row_heading("Work")
-    yield from _engine_work_panels()
-    yield row_heading("Memory, GPU and stream")
-    yield from _engine_memory_panels()
+    yield Row("Work")
+    yield from _work_panels()
+    yield Row("Memory, GPU and stream")
+    yield from _memory_panels()
 
 
-def _engine_state_panels() -> Iterator[Panel]:
-    yield stat(
+def _state_panels() -> Iterator[Panel]:
+    yield panels.stat(
         "Findings here, warning or worse",
         "Findings that fire now. 0 means that kvscope detects none, not that none exists. No data: kvscope watches"
         " no engine.",
@@ -55,14 +41,14 @@ def _engine_state_panels() -> Iterator[Panel]:
         ),
         bad_from=1,
     )
-    yield stat(
+    yield panels.stat(
         "Pool in use now",
         "Used blocks as a share of usable blocks, as the engine counts them: idle cached blocks are free. Usage"
         " does not distinguish load from a leak.",
         (panels.POOL_USAGE, "{{engine}}"),
         unit="percentunit",
     )
-    yield stat(
+    yield panels.stat(
         "UNACCOUNTED",
         "Used blocks without an owner, and references that no live request and no announced deferral explains. Any"
         " value other than 0 is a leak or an accounting error. The web app lists the blocks. The value may be wrong"
@@ -71,7 +57,7 @@ def _engine_state_panels() -> Iterator[Panel]:
         (f"sum by (engine) (kvscope_unexplained_references{{{SELECTED}}})", "references, {{engine}}"),
         bad_from=1,
     )
-    yield stat(
+    yield panels.stat(
         "Ledger is exact",
         "1: every value here is based on the complete event stream. 0: events were lost, and the engine's next"
         " complete audit is pending.",
@@ -80,33 +66,33 @@ def _engine_state_panels() -> Iterator[Panel]:
     )
 
 
-def _engine_work_panels() -> Iterator[Panel]:
-    yield lines(
+def _work_panels() -> Iterator[Panel]:
+    yield panels.lines(
         "Tokens per second",
         "Generated tokens, and computed tokens: prompts, output and recomputation. It does not show how many of"
         " them a client still waited for.",
-        (rate("kvscope_output_tokens_total"), "generated, {{engine}}"),
-        (rate("kvscope_computed_tokens_total"), "computed, {{engine}}"),
+        (panels.rate("kvscope_output_tokens_total"), "generated, {{engine}}"),
+        (panels.rate("kvscope_computed_tokens_total"), "computed, {{engine}}"),
         unit=TOKENS_S,
     )
-    yield stacked(
+    yield panels.stacked(
         "Steps by limit",
         "Steps per second by their binding limit: KV means that blocks ran out, NONE that there was no more work. A"
         " step has only one limit, even if a second one was close.",
-        (rate("kvscope_steps_total", "limit"), "{{limit}}"),
+        (panels.rate("kvscope_steps_total", "limit"), "{{limit}}"),
         unit=STEPS_S,
         width=GRID_WIDTH // 3,
     )
-    yield lines(
+    yield panels.lines(
         "Seconds per step",
         "Average wall time of a step. A hanging step is not included until it ends. Findings report it.",
-        (f"{rate('kvscope_step_seconds_total')} / {rate('kvscope_steps_total')}", "{{engine}}"),
+        (f"{panels.rate('kvscope_step_seconds_total')} / {panels.rate('kvscope_steps_total')}", "{{engine}}"),
         unit="s",
     )
 
 
-def _engine_memory_panels() -> Iterator[Panel]:
-    yield lines(
+def _memory_panels() -> Iterator[Panel]:
+    yield panels.lines(
         "Memory breakdown",
         "Device memory by purpose, as the engine measured it at startup. device_total and device_free come from the"
         " device. Parts that the engine did not measure are absent, not 0.",
@@ -114,7 +100,7 @@ def _engine_memory_panels() -> Iterator[Panel]:
         unit="bytes",
         width=GRID_WIDTH // 2,
     )
-    yield lines(
+    yield panels.lines(
         "Time since an engine's last event",
         "Seconds since the engine's last event. An idle engine sends a heartbeat each second. Silence alone does"
         " not distinguish a dead engine from a broken stream, or from a Prometheus that cannot reach kvscope.",
@@ -123,14 +109,14 @@ def _engine_memory_panels() -> Iterator[Panel]:
         width=GRID_WIDTH // 2,
         bad_from=MISSED_AFTER_S,
     )
-    yield stacked(
+    yield panels.stacked(
         "GPU memory by process",
         "As the driver of each GPU on kvscope's own machine counts it: watched engines with their workers, and"
         " other processes. In a container, it cannot distinguish them. No data: no GPU.",
         (f"sum by (gpu, owner) (kvscope_gpu_process_memory_bytes{{{TARGETS}}})", "GPU {{gpu}}, {{owner}}"),
         unit="bytes",
     ).no_value("no GPU")
-    yield lines(
+    yield panels.lines(
         "GPU busy",
         "Share of time in which the GPU ran a kernel or moved memory. A waiting kernel also counts as busy, so this"
         " does not show how well the GPU is used. No data: no GPU on kvscope's own machine.",

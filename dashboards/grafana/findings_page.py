@@ -6,43 +6,27 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from kvscope.dashboards.grafana.dashboard_frame import grafana_page
-from kvscope.dashboards.grafana.panels import (
-    BAD,
-    EVENTS_S,
-    FINDING_COUNTS,
-    GRID_WIDTH,
-    SELECTED,
-    SEVERITY_COLOURS,
-    TARGETS,
-    Panel,
-    lines,
-    linked,
-    row_heading,
-    stacked,
-    table_panel,
-    to_web_app,
-    with_colours,
-)
-from kvscope.dashboards.objectives import UNDELIVERED_AFTER_S
+from ..objectives import UNDELIVERED_AFTER_S
+from . import panels
+from .panels import BAD, EVENTS_S, FINDING_COUNTS, GRID_WIDTH, SELECTED, SEVERITY_COLOURS, TARGETS, Panel
 
 
 def findings_page() -> Dashboard:
     """Return the page of findings."""
-    return grafana_page(
+    return panels.grafana_page(
         "findings",
         "kvscope / Findings",
         "Open findings, and how reliable they are.",
-        _findings_panels(),
+        _panels(),
         view="findings",
     )
 
 
-def _findings_panels() -> Iterator[Panel | Row]:
-    yield row_heading("Findings")
-    yield linked(
-        to_web_app(
-            table_panel(
+def _panels() -> Iterator[Panel | Row]:
+    yield Row("Findings")
+    yield panels.linked(
+        panels.to_web_app(
+            panels.table_panel(
                 "Findings that are firing, warning or worse",
                 "Current findings by code, with their verdict: confirmed or likely. The code links to its runbook."
                 " Culprits, evidence and steps are not here: open kvscope or run `monitor doctor`.",
@@ -55,15 +39,15 @@ def _findings_panels() -> Iterator[Panel | Row]:
         "Runbook",
         "${kvscope:raw}/docs/runbooks/${__value.raw}.md",
     )
-    by_severity = stacked(
+    by_severity = panels.stacked(
         "Findings by severity",
         "The number of firing findings. Effects of another finding do not fire and are not counted.",
         (f"sum by (severity) (kvscope_findings{{{SELECTED}}})", "{{severity}}"),
         unit=FINDING_COUNTS,
         width=GRID_WIDTH // 3,
     )
-    yield with_colours(by_severity, SEVERITY_COLOURS)
-    yield stacked(
+    yield panels.with_colours(by_severity, SEVERITY_COLOURS)
+    yield panels.stacked(
         "Findings by code",
         "A band for each code, from the end of its pending period until it resolves. A finding that comes and goes"
         " between two scrapes does not appear.",
@@ -71,16 +55,16 @@ def _findings_panels() -> Iterator[Panel | Row]:
         unit=FINDING_COUNTS,
         width=GRID_WIDTH,
     )
-    yield row_heading("Alerts")
+    yield Row("Alerts")
     yield from _alert_panels()
-    yield row_heading("Event streams")
+    yield Row("Event streams")
     yield from _stream_panels()
-    yield row_heading("The kvscope service")
+    yield Row("The kvscope service")
     yield from _service_panels()
 
 
 def _alert_panels() -> Iterator[Panel]:
-    yield lines(
+    yield panels.lines(
         "Oldest undelivered alert",
         "How long the oldest message to each receiver has waited, if kvscope sends alerts itself (--alert). A"
         " rising line is a receiver that does not answer. It does not show whether anybody read the alert.",
@@ -88,18 +72,15 @@ def _alert_panels() -> Iterator[Panel]:
         unit="s",
         bad_from=UNDELIVERED_AFTER_S,
     )
-    yield lines(
+    yield panels.lines(
         "Alert deliveries by outcome",
         "Messages to receivers by outcome, and those that wait. Messages given up were not delivered: `monitor"
         " alerts list` lists them and `monitor alerts replay` resends one. Silenced alerts are not included.",
-        (
-            f"sum by (outcome) (increase(kvscope_alerts_deliveries_total{{{TARGETS}}}[$__rate_interval]))",
-            "{{outcome}}",
-        ),
+        (panels.increase("kvscope_alerts_deliveries_total", "outcome", TARGETS), "{{outcome}}"),
         (f"sum(kvscope_alerts_pending{{{TARGETS}}})", "waiting"),
         unit="suffix: messages",
     )
-    yield lines(
+    yield panels.lines(
         "Alerts open, and silences",
         "Alerts sent as firing and not yet as resolved, and active silences. A silenced finding still fires: it is"
         " among the findings.",
@@ -109,27 +90,21 @@ def _alert_panels() -> Iterator[Panel]:
 
 
 def _stream_panels() -> Iterator[Panel]:
-    yield lines(
+    yield panels.lines(
         "Batches lost of the event stream",
         "Event batches lost for good, by the stage that lost them. Any loss makes the values inexact until the next"
         " complete audit. With a journal (--journal), only the engine's buffer can lose batches.",
-        (
-            f"sum by (stage) (increase(kvscope_stream_batches_lost_total{{{SELECTED}}}[$__rate_interval]))",
-            "{{stage}}",
-        ),
+        (panels.increase("kvscope_stream_batches_lost_total", "stage"), "{{stage}}"),
         unit="suffix: batches",
     )
-    yield lines(
+    yield panels.lines(
         "Events that the engine dropped",
         "Events in the batches that the engine's own buffer dropped because its drain did not keep up. Their"
         " content is unknown.",
-        (
-            f"sum by (engine) (increase(kvscope_stream_events_dropped_total{{{SELECTED}}}[$__rate_interval]))",
-            "{{engine}}",
-        ),
+        (panels.increase("kvscope_stream_events_dropped_total", "engine"), "{{engine}}"),
         unit="suffix: events",
     )
-    yield lines(
+    yield panels.lines(
         "Lag behind the engine",
         "The time from when the engine packed its last batch until kvscope received it. This compares the clocks of"
         " two machines and includes their difference.",
@@ -139,55 +114,40 @@ def _stream_panels() -> Iterator[Panel]:
 
 
 def _service_panels() -> Iterator[Panel]:
-    yield lines(
+    yield panels.lines(
         "Sources in step",
         "1 while no batch of a source is missing. /api/sources lists the missing ones.",
         (f"min by (source) (kvscope_source_in_step{{{TARGETS}}})", "{{source}}"),
         good_from=1,
     )
-    yield lines(
+    yield panels.lines(
         "Monitoring overhead, CPU seconds per second",
         "Time spent on reading, the ledger and detectors, by source, and by the whole service with its web app. The"
         " engine's own cost of publishing is not included.",
-        (
-            f"sum by (source) (rate(kvscope_source_cpu_seconds_total{{{TARGETS}}}[$__rate_interval]))",
-            "{{source}}",
-        ),
-        (
-            f"sum by (instance) (rate(process_cpu_seconds_total{{{TARGETS}}}[$__rate_interval]))",
-            "the service, {{instance}}",
-        ),
+        (panels.rate("kvscope_source_cpu_seconds_total", "source", TARGETS), "{{source}}"),
+        (panels.rate("process_cpu_seconds_total", "instance", TARGETS), "the service, {{instance}}"),
         unit="percentunit",
     )
-    yield lines(
+    yield panels.lines(
         "Memory of the service",
         "Resident memory of kvscope itself. It grows with the pool and the stored recent past up to a bound, so"
         " growth alone is not a leak.",
         (f"sum by (instance) (process_resident_memory_bytes{{{TARGETS}}})", "{{instance}}"),
         unit="bytes",
     )
-    yield lines(
+    yield panels.lines(
         "Batches requested again, per second",
         "Batches that did not arrive by themselves, by where the engine took them from. This is not a loss, but a"
         " warning sign. The panel is empty if it never happened.",
-        (
-            f"sum by (supplier) (rate(kvscope_source_batches_filled_total{{{TARGETS}}}[$__rate_interval]))",
-            "{{supplier}}",
-        ),
+        (panels.rate("kvscope_source_batches_filled_total", "supplier", TARGETS), "{{supplier}}"),
         unit=EVENTS_S,
         width=GRID_WIDTH // 2,
     )
-    yield lines(
+    yield panels.lines(
         "Sent by OpenTelemetry, and lost on the way, per second",
         "Signals that reached the collector and signals that did not. The panel is empty without --otlp.",
-        (
-            f"sum by (signal) (rate(kvscope_otlp_sent_total{{{TARGETS}}}[$__rate_interval]))",
-            "sent, {{signal}}",
-        ),
-        (
-            f"sum by (signal) (rate(kvscope_otlp_dropped_total{{{TARGETS}}}[$__rate_interval]))",
-            "lost, {{signal}}",
-        ),
+        (panels.rate("kvscope_otlp_sent_total", "signal", TARGETS), "sent, {{signal}}"),
+        (panels.rate("kvscope_otlp_dropped_total", "signal", TARGETS), "lost, {{signal}}"),
         unit=EVENTS_S,
         width=GRID_WIDTH // 2,
     )

@@ -6,52 +6,37 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from kvscope.dashboards.grafana import panels
-from kvscope.dashboards.grafana.dashboard_frame import grafana_page
-from kvscope.dashboards.grafana.panels import (
-    BAD,
-    FINDING_COUNTS,
-    GRID_WIDTH,
-    REQUESTS,
-    SELECTED,
-    TOKENS_S,
-    Panel,
-    PanelQuery,
-    heatmap,
-    lines,
-    now_in_buckets,
-    row_heading,
-    stat,
-    table_panel,
-    to_web_app,
-)
+from . import panels
+from .panels import BAD, FINDING_COUNTS, GRID_WIDTH, REQUESTS, SELECTED, TOKENS_S, Panel, PanelQuery
 
 
 def fleet_page() -> Dashboard:
     """Return the overview of all engines."""
-    return grafana_page("fleet", "kvscope / Fleet", "All engines: which one needs attention.", _fleet_panels(), view="")
+    return panels.grafana_page(
+        "fleet", "kvscope / Fleet", "All engines: which one needs attention.", _panels(), view=""
+    )
 
 
-def _fleet_panels() -> Iterator[Panel | Row]:
-    yield row_heading("Now")
-    yield from _fleet_summary_panels()
-    yield row_heading("Findings")
-    yield from _fleet_finding_panels()
-    yield row_heading("Engines")
-    yield from _fleet_engine_panels()
-    yield row_heading("Waiting requests")
-    yield heatmap(
+def _panels() -> Iterator[Panel | Row]:
+    yield Row("Now")
+    yield from _summary_panels()
+    yield Row("Findings")
+    yield from _finding_panels()
+    yield Row("Engines")
+    yield from _engine_panels()
+    yield Row("Waiting requests")
+    yield panels.heatmap(
         "Waiting requests by age, all engines",
         "Waiting requests by waiting time: a climbing band is a queue that does not move. It does not separate"
         " engines or reasons.",
-        now_in_buckets("kvscope_request_waiting_seconds"),
+        panels.now_in_buckets("kvscope_request_waiting_seconds"),
         counted=REQUESTS,
         width=GRID_WIDTH,
     )
 
 
-def _fleet_summary_panels() -> Iterator[Panel]:
-    yield stat(
+def _summary_panels() -> Iterator[Panel]:
+    yield panels.stat(
         "Findings, warning or worse",
         "Findings that fire now on all engines, each past its pending period. 0 means that kvscope detects none,"
         " not that none exists: it knows the codes of its catalogue, and only while the ledgers are exact.",
@@ -61,18 +46,18 @@ def _fleet_summary_panels() -> Iterator[Panel]:
         ),
         bad_from=1,
     )
-    yield stat(
+    yield panels.stat(
         "Engines received",
         "Engines that sent an event in the last 15 s. It does not distinguish a dead engine from a broken stream.",
         (f"sum(time() - kvscope_engine_last_heard_timestamp_seconds{{{SELECTED}}} < bool 15)", ""),
     )
-    yield stat(
+    yield panels.stat(
         "Fullest pool",
         "The highest pool usage. A full pool is not a problem by itself: the queue and the findings show one.",
         (f"max({panels.POOL_USAGE})", ""),
         unit="percentunit",
     )
-    yield stat(
+    yield panels.stat(
         "Engines with inexact figures",
         "Ledgers that lost events and wait for the engine's next complete audit. The audit does not recover the"
         " events in between.",
@@ -81,9 +66,9 @@ def _fleet_summary_panels() -> Iterator[Panel]:
     )
 
 
-def _fleet_finding_panels() -> Iterator[Panel]:
-    yield to_web_app(
-        table_panel(
+def _finding_panels() -> Iterator[Panel]:
+    yield panels.to_web_app(
+        panels.table_panel(
             "Engines with findings",
             "Findings per engine by severity, not by code: the findings page lists those, and the engine's name"
             " links to the web app with the culprits.",
@@ -91,7 +76,7 @@ def _fleet_finding_panels() -> Iterator[Panel]:
             ("engine", "severity"),
         )
     )
-    yield lines(
+    yield panels.lines(
         "Findings by engine",
         "The number of firing findings above information. One cause counts once for any number of requests, so the"
         " number does not show the harm.",
@@ -100,7 +85,7 @@ def _fleet_finding_panels() -> Iterator[Panel]:
     )
 
 
-def _fleet_engine_panels() -> Iterator[Panel]:
+def _engine_panels() -> Iterator[Panel]:
     over_engines: dict[str, tuple[str, str, PanelQuery]] = {
         "Pool in use": (
             "Used blocks as a share of usable blocks, which vLLM calls KV cache usage. It does not distinguish load"
@@ -120,5 +105,5 @@ def _fleet_engine_panels() -> Iterator[Panel]:
         ),
     }
     for title, (about, unit, query) in over_engines.items():
-        panel = lines(title, about, query, unit=unit)
+        panel = panels.lines(title, about, query, unit=unit)
         yield panel.max(1) if unit == "percentunit" else panel

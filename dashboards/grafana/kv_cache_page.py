@@ -8,22 +8,8 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 from grafana_foundation_sdk.builders.timeseries import Panel as TimeSeries
 
-from kvscope.dashboards.grafana.dashboard_frame import grafana_page
-from kvscope.dashboards.grafana.panels import (
-    BLOCKS,
-    BLOCKS_S,
-    GRID_WIDTH,
-    SELECTED,
-    Panel,
-    heatmap,
-    lines,
-    now_in_buckets,
-    quantile,
-    rate,
-    row_heading,
-    stacked,
-    with_colours,
-)
+from . import panels
+from .panels import BLOCKS, BLOCKS_S, GRID_WIDTH, SELECTED, Panel
 
 HOLDER_COLOURS: Final = {
     "running": "green",
@@ -38,14 +24,14 @@ HOLDER_COLOURS: Final = {
 
 def kv_cache_page() -> Dashboard:
     """Return the page of the KV cache."""
-    return grafana_page(
-        "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _kv_cache_panels(), view="blocks"
+    return panels.grafana_page(
+        "kv-cache", "kvscope / KV cache", "Who holds the pool, and for how long.", _panels(), view="blocks"
     )
 
 
 def balance_panel() -> TimeSeries:
     """Return the panel of the pool by holder."""
-    panel = stacked(
+    panel = panels.stacked(
         "Balance of the pool, by holder",
         "Every block of the pool, counted once under its most active holder. The bands add up to the pool while the"
         " ledger is exact. finished: an announced deferral keeps it after its request ended. cached_idle: evictable"
@@ -54,16 +40,16 @@ def balance_panel() -> TimeSeries:
         (f"sum by (holder) (kvscope_blocks{{{SELECTED}}})", "{{holder}}"),
         unit=BLOCKS,
     )
-    return with_colours(panel, HOLDER_COLOURS)
+    return panels.with_colours(panel, HOLDER_COLOURS)
 
 
-def _kv_cache_panels() -> Iterator[Panel | Row]:
-    yield row_heading("Who holds the pool")
+def _panels() -> Iterator[Panel | Row]:
+    yield Row("Who holds the pool")
     yield balance_panel()
     yield _held_panel()
-    yield row_heading("Age of blocks")
-    yield from _block_age_panels()
-    yield row_heading("Prefix cache")
+    yield Row("Age of blocks")
+    yield from _age_panels()
+    yield Row("Prefix cache")
     yield from _prefix_cache_panels()
 
 
@@ -76,7 +62,7 @@ def _held_panel() -> Panel:
         )
         for bound in (1, 60, 900, 3600)
     ]
-    return lines(
+    return panels.lines(
         "Held blocks by time held",
         "Blocks in continuous use, by duration. A leak is a step that moves on to the next line and never falls. A"
         " long request looks similar until it ends, and so does a prefix that is always in use.",
@@ -86,13 +72,13 @@ def _held_panel() -> Panel:
     )
 
 
-def _block_age_panels() -> Iterator[Panel]:
+def _age_panels() -> Iterator[Panel]:
     for state, words in (("held", "Held blocks by age"), ("cached_idle", "Cached, idle blocks by age")):
-        yield heatmap(
+        yield panels.heatmap(
             words,
             "Blocks by their time in this state: blocks that are never freed form a climbing band. The web app"
             " shows which request holds them.",
-            now_in_buckets("kvscope_block_age_seconds", f', state="{state}"'),
+            panels.now_in_buckets("kvscope_block_age_seconds", f', state="{state}"'),
             counted=BLOCKS,
             width=GRID_WIDTH // 2,
         )
@@ -116,35 +102,36 @@ def _block_age_panels() -> Iterator[Panel]:
             "kvscope_block_reuse_gap_seconds",
         ),
     ):
-        median, most = quantile(0.5, histogram), quantile(0.95, histogram)
-        yield lines(title, about, (median, "p50, {{engine}}"), (most, "p95, {{engine}}"), unit="s")
+        median, most = panels.quantile(0.5, histogram), panels.quantile(0.95, histogram)
+        yield panels.lines(title, about, (median, "p50, {{engine}}"), (most, "p95, {{engine}}"), unit="s")
 
 
 def _prefix_cache_panels() -> Iterator[Panel]:
-    yield lines(
+    yield panels.lines(
         "Prefix cache hits",
         "The prefix cache's hit rate by tokens. It does not show how much prompts share: a low rate may be all that"
         " is possible.",
         (
-            f"{rate('kvscope_prefix_cache_hit_tokens_total')} / {rate('kvscope_prefix_cache_queried_tokens_total')}",
+            f"{panels.rate('kvscope_prefix_cache_hit_tokens_total')}"
+            f" / {panels.rate('kvscope_prefix_cache_queried_tokens_total')}",
             "{{engine}}",
         ),
         unit="percentunit",
     )
-    yield lines(
+    yield panels.lines(
         "Prefix cache turnover, blocks per second",
         "Blocks cached, hit and evicted. It does not show which request evicted which block: findings and a block's"
         " event history do.",
-        (rate("kvscope_blocks_cached_total"), "cached, {{engine}}"),
-        (rate("kvscope_blocks_reused_total"), "reused, {{engine}}"),
-        (rate("kvscope_blocks_evicted_total"), "evicted, {{engine}}"),
+        (panels.rate("kvscope_blocks_cached_total"), "cached, {{engine}}"),
+        (panels.rate("kvscope_blocks_reused_total"), "reused, {{engine}}"),
+        (panels.rate("kvscope_blocks_evicted_total"), "evicted, {{engine}}"),
         unit=BLOCKS_S,
     )
-    yield lines(
+    yield panels.lines(
         "Blocks allocated and released, per second",
         "Allocated blocks, and released references by reason. The two need not be equal: each holder of a shared"
         " block releases it once.",
-        (rate("kvscope_blocks_allocated_total"), "allocated, {{engine}}"),
-        (rate("kvscope_block_references_released_total", "reason"), "released, {{reason}}"),
+        (panels.rate("kvscope_blocks_allocated_total"), "allocated, {{engine}}"),
+        (panels.rate("kvscope_block_references_released_total", "reason"), "released, {{reason}}"),
         unit=BLOCKS_S,
     )

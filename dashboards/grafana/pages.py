@@ -11,7 +11,7 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from kvscope.dashboards.grafana import engine_page, findings_page, fleet_page, kv_cache_page, requests_page, vllm_page
+from . import engine_page, findings_page, fleet_page, kv_cache_page, requests_page, vllm_page
 
 ANNOTATIONS: Final = {
     "Findings": {"titleFormat": "{{code}}", "textFormat": "{{severity}} on {{engine}}", "step": "15s"},
@@ -36,6 +36,8 @@ ANNOTATIONS: Final = {
 }
 """The formats of each annotation."""
 GENERATED_PAGES: Final = Path(__file__).parent / "generated"
+PAGES_OF_CHART: Final = Path(__file__).parents[2] / "deploy" / "helm" / "kvscope" / "files" / "dashboards"
+"""The same: a chart reads only files of its own, and a link to them would be lost in an archive."""
 PAGES: Final[dict[str, Callable[[], Dashboard]]] = {
     "fleet": fleet_page.fleet_page,
     "engine": engine_page.engine_page,

@@ -1,9 +1,14 @@
-"""How panels and queries of dashboards are made. dashboard_frame.py has the variables that queries go through."""
+"""How dashboards are made: their panels and queries, and the frame around these: variables, annotations and links.
+
+A query goes through the variables `cluster`, `namespace`, `job` and `instance`, of which Prometheus servers without
+Kubernetes know the last two, and through `engine` or `model`. `kvscope` is where the web app is, for links, which lead
+to the view that shows the same closer, of the same engine and time range.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from grafana_foundation_sdk.builders.common import (
     GraphThresholdsStyleConfig,
@@ -11,7 +16,16 @@ from grafana_foundation_sdk.builders.common import (
     StackingConfig,
     VizLegendOptions,
 )
-from grafana_foundation_sdk.builders.dashboard import DashboardLink, Row, ThresholdsConfig
+from grafana_foundation_sdk.builders.dashboard import (
+    AnnotationQuery,
+    Dashboard,
+    DashboardLink,
+    DatasourceVariable,
+    QueryVariable,
+    Row,
+    TextBoxVariable,
+    ThresholdsConfig,
+)
 from grafana_foundation_sdk.builders.heatmap import HeatmapColorOptions, YAxisConfig
 from grafana_foundation_sdk.builders.heatmap import Panel as Heatmap
 from grafana_foundation_sdk.builders.prometheus import Dataquery
@@ -27,16 +41,21 @@ from grafana_foundation_sdk.models.common import (
     StackingMode,
 )
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
     Threshold,
     ThresholdsMode,
+    VariableOption,
+    VariableRefresh,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 Panel = Stat | Table | TimeSeries | Heatmap
+AnyPanel = TypeVar("AnyPanel", Stat, Table, TimeSeries, Heatmap)
 PanelQuery = tuple[str, str]
 """An expression, and what its series are called."""
 
@@ -64,6 +83,10 @@ FINDING_COUNTS: Final = "suffix: findings"
 EVENTS_S: Final = "cps"
 
 
+def _titled(panel: AnyPanel, title: str, about: str, width: int, height: int = HEIGHT) -> AnyPanel:
+    return panel.title(title).description(about).datasource(DATA_SOURCE).height(height).span(width)
+
+
 def stat(
     title: str,
     about: str,
@@ -74,12 +97,7 @@ def stat(
 ) -> Stat:
     """Return a panel of current values, red from `bad_from` on, or below `good_from`."""
     panel = (
-        Stat()
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
-        .height(4)
-        .span(GRID_WIDTH // 4)
+        _titled(Stat(), title, about, GRID_WIDTH // 4, 4)
         .unit(unit)
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.VALUE)
@@ -108,18 +126,7 @@ def lines(
         .show_legend(True)
         .calcs(["lastNotNull", "max"])
     )
-    panel = (
-        TimeSeries()
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
-        .height(HEIGHT)
-        .span(width)
-        .min(0)
-        .unit(unit)
-        .line_width(1)
-        .legend(legend)
-    )
+    panel = _titled(TimeSeries(), title, about, width).min(0).unit(unit).line_width(1).legend(legend)
     if bad_from is not None or good_from is not None:
         style = GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds(_thresholds(bad_from, good_from)).thresholds_style(style)
@@ -136,12 +143,7 @@ def heatmap(title: str, about: str, buckets: str, *, counted: str, width: int = 
     """Return a panel of how a histogram's buckets fill over time. `counted` is the unit of a cell."""
     target = Dataquery().ref_id("A").expr(buckets).range().format(PromQueryFormat.HEATMAP).legend_format("{{le}}")
     return (
-        Heatmap()
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
-        .height(HEIGHT)
-        .span(width)
+        _titled(Heatmap(), title, about, width)
         .calculate(False)
         .color(
             HeatmapColorOptions()
@@ -155,11 +157,6 @@ def heatmap(title: str, about: str, buckets: str, *, counted: str, width: int = 
         .y_axis(YAxisConfig().unit("s"))
         .with_target(target.exemplar(True) if "increase(" in buckets else target)
     )
-
-
-def row_heading(title: str) -> Row:
-    """Return the heading of the panels that follow."""
-    return Row(title)
 
 
 def _thresholds(bad_from: float | None, good_from: float | None) -> ThresholdsConfig:
@@ -194,12 +191,7 @@ def table_panel(title: str, about: str, expr: str, columns: Iterable[str]) -> Ta
     """Return a table of the labels and the current value of each series."""
     order = {column: place for place, column in enumerate((*columns, "Value"))}
     return (
-        Table()
-        .title(title)
-        .description(about)
-        .datasource(DATA_SOURCE)
-        .height(HEIGHT)
-        .span(2 * GRID_WIDTH // 3)
+        _titled(Table(), title, about, 2 * GRID_WIDTH // 3)
         .with_target(Dataquery().ref_id("A").expr(expr).instant().format(PromQueryFormat.TABLE))
         .with_transformation(
             DataTransformerConfig("organize", options={"excludeByName": {"Time": True}, "indexByName": order})
@@ -223,21 +215,148 @@ def to_web_app(panel: Table, view: str = "engine") -> Table:
 # -------------------------------------------------------------------- queries
 
 
-def rate(counter: str, by: str = "engine", more: str = "") -> str:
-    """Return the rate per second, summed by these labels."""
-    return f"sum by ({by}) (rate({counter}{{{SELECTED}{more}}}[$__rate_interval]))"
+def rate(counter: str, by: str = "engine", of: str = SELECTED) -> str:
+    """Return the rate per second of these series, summed by labels."""
+    return f"sum by ({by}) (rate({counter}{{{of}}}[$__rate_interval]))"
 
 
-def quantile(share: float, histogram: str, more: str = "") -> str:
+def increase(counter: str, by: str = "engine", of: str = SELECTED) -> str:
+    """Return how much these series grew in each step of the chart, summed by labels."""
+    return f"sum by ({by}) (increase({counter}{{{of}}}[$__rate_interval]))"
+
+
+def quantile(share: float, histogram: str) -> str:
     """Return a quantile of a histogram over the last five minutes, by engine."""
-    return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{SELECTED}{more}}}[5m])))"
+    return f"histogram_quantile({share}, sum by (engine, le) (rate({histogram}_bucket{{{SELECTED}}}[5m])))"
 
 
-def in_buckets(histogram: str, more: str = "") -> str:
+def in_buckets(histogram: str) -> str:
     """How many fell into each bucket in each step of the chart."""
-    return f"sum by (le) (increase({histogram}_bucket{{{SELECTED}{more}}}[$__rate_interval]))"
+    return increase(f"{histogram}_bucket", "le")
 
 
 def now_in_buckets(gauge_histogram: str, more: str = "") -> str:
     """How many are in each bucket of a gauge histogram now."""
     return f"sum by (le) ({gauge_histogram}_bucket{{{SELECTED}{more}}})"
+
+
+TARGET_VARIABLES: Final = {"cluster": "Cluster", "namespace": "Namespace", "job": "Job", "instance": "Instance"}
+ALL: Final = VariableOption(selected=True, text="All", value="$__all")
+
+
+def grafana_page(name: str, title: str, summary: str, panels: Iterable[Panel | Row], view: str) -> Dashboard:
+    """Return a dashboard about engines that kvscope watches.
+
+    Its annotations mark findings, changes of configuration, and when the figures are not exact. `view` is the web
+    app's view that shows the same. The app leads to its overview when several engines are selected.
+    """
+    dashboard = bare(name, title, summary, "kvscope_engine_info").with_variable(
+        _many("engine", "Engine", f"kvscope_engine_info{{{TARGETS}}}", "engine")
+    )
+    for annotation in (
+        _annotation("Findings", "red", f"sum by (engine, code, severity) (kvscope_findings{{{SELECTED}, {BAD}}}) > 0"),
+        _annotation(
+            "Configuration changes",
+            "blue",
+            f"kvscope_engine_info{{{SELECTED}}}"
+            f" unless present_over_time(kvscope_engine_info{{{SELECTED}}}[10m] offset 1m)",
+        ),
+        _annotation("Figures inexact", "orange", f"1 - kvscope_ledger_exact{{{SELECTED}}} > 0"),
+    ):
+        dashboard.annotation(annotation)
+    return filled(dashboard.link(web_app_link(f"{view}?engine=${{engine:percentencode}}&{URL_TIME_RANGE}")), panels)
+
+
+def vllm_dashboard(name: str, title: str, summary: str, panels: Iterable[Panel | Row], selected: str) -> Dashboard:
+    """Return a dashboard of a vLLM's own metrics. `selected` matches its series.
+
+    Its annotations mark starts of the engine, and the findings of a kvscope that the same Prometheus scrapes.
+    """
+    present = "vllm:cache_config_info"
+    dashboard = bare(name, title, summary, present).with_variable(
+        _many("model", "Model", f"vllm:kv_cache_usage_perc{{{TARGETS}}}", "model_name")
+    )
+    started = " + ".join(
+        f"sum by (namespace, instance, model_name) (resets(vllm:{counter}{{{selected}}}[1m]))"
+        for counter in ("prompt_tokens_total", "generation_tokens_total")
+    )
+    for annotation in (
+        _annotation("vLLM restarts", "blue", f"{started} > 0"),
+        _annotation(
+            "vLLM configuration changes",
+            "purple",
+            f"{present}{{{TARGETS}}} unless present_over_time({present}{{{TARGETS}}}[10m] offset 1m)",
+        ),
+        _annotation("Findings of kvscope", "red", f"sum by (engine, code, severity) (kvscope_findings{{{BAD}}}) > 0"),
+    ):
+        dashboard.annotation(annotation)
+    return filled(dashboard.link(web_app_link(f"?{URL_TIME_RANGE}")), panels)
+
+
+def bare(name: str, title: str, summary: str, present: str) -> Dashboard:
+    """Return a dashboard without panels, linked to the others. `present` is a metric of each of its targets."""
+    dashboard = (
+        Dashboard(title)
+        .uid(f"kvscope-{name}")
+        .description(summary)
+        .tags(["kvscope", "llm"])
+        .editable()
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .time("now-30m", "now")
+        .refresh("10s")
+        .timezone("browser")
+        .with_variable(DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .link(
+            DashboardLink("kvscope")
+            .type(DashboardLinkType.DASHBOARDS)
+            .tags(["kvscope"])
+            .include_vars(True)
+            .keep_time(True)
+        )
+    )
+    wider: list[str] = []
+    for label, words in TARGET_VARIABLES.items():
+        matchers = ", ".join(f'{each}=~"${each}"' for each in wider)
+        dashboard.with_variable(_many(label, words, f"{present}{{{matchers}}}" if wider else present, label))
+        wider.append(label)
+    return dashboard.with_variable(TextBoxVariable("kvscope").label("Web app").default_value("http://127.0.0.1:8765"))
+
+
+def filled(dashboard: Dashboard, panels: Iterable[Panel | Row]) -> Dashboard:
+    """Add rows and panels in their order."""
+    for panel in panels:
+        if isinstance(panel, Row):
+            dashboard.with_row(panel)
+        else:
+            dashboard.with_panel(panel)
+    return dashboard
+
+
+def web_app_link(path: str) -> DashboardLink:
+    """Return the link of a dashboard to the web app."""
+    return (
+        DashboardLink("Open kvscope: blocks, requests and their history")
+        .type(DashboardLinkType.LINK)
+        .icon("external link")
+        .url(f"${{kvscope:raw}}/{path}")
+        .target_blank(True)
+    )
+
+
+def _many(name: str, words: str, series: str, label: str) -> QueryVariable:
+    """Return a variable of a label's values, all of them at first. `.*` also matches series without the label."""
+    return (
+        QueryVariable(name)
+        .label(words)
+        .datasource(DATA_SOURCE)
+        .query(f"label_values({series}, {label})")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(ALL)
+    )
+
+
+def _annotation(name: str, colour: str, expr: str) -> AnnotationQuery:
+    return AnnotationQuery().name(name).datasource(DATA_SOURCE).enable(True).icon_color(colour).expr(expr)

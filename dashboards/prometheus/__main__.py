@@ -1,7 +1,7 @@
-"""Writes the rules to where prometheus.yml reads them, and as Kubernetes takes them."""
+"""Writes the rules to where prometheus.yml and the Helm chart read them, and as Kubernetes takes them."""
 
-from kvscope.dashboards.prometheus.rules import GENERATED_RULES, KUBERNETES, as_kubernetes, as_yaml
+from .rules import GENERATED_RULES, KUBERNETES, RULES_OF_CHART, as_kubernetes, as_yaml
 
-for path, text in ((GENERATED_RULES, as_yaml()), (KUBERNETES, as_kubernetes())):
+for path, text in ((GENERATED_RULES, as_yaml()), (RULES_OF_CHART, as_yaml()), (KUBERNETES, as_kubernetes())):
     path.write_text(text, encoding="utf-8")
     print(f"{path.name} written")

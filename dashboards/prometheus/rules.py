@@ -13,17 +13,14 @@ from typing import Any, Final
 
 import yaml
 
-from kvscope.dashboards.objectives import (
-    MISSED_AFTER_S,
-    OBJECTIVE,
-    OBJECTIVE_FIRST_TOKEN_S,
-    QUEUE_S,
-    UNDELIVERED_AFTER_S,
-)
+from kvscope.monitor.detectors.findings import runbook
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.findings import runbook
+
+from ..objectives import MISSED_AFTER_S, OBJECTIVE, OBJECTIVE_FIRST_TOKEN_S, QUEUE_S, UNDELIVERED_AFTER_S
 
 GENERATED_RULES: Final = Path(__file__).parent / "rules" / "kvscope.yml"
+RULES_OF_CHART: Final = Path(__file__).parents[2] / "deploy" / "helm" / "kvscope" / "files" / "rules.yml"
+"""The same: a chart reads only files of its own, and a link to them would be lost in an archive."""
 KUBERNETES: Final = Path(__file__).parent.parent / "kubernetes" / "prometheusrule.yaml"
 BURNS: Final = (("1h", "5m", 14.4, "critical"), ("6h", "30m", 6.0, "error"), ("3d", "6h", 1.0, "warning"))
 """Long window, short window, how many times too fast, and how grave that is: 2, 5 and 10 % of a month's budget."""
@@ -63,7 +60,7 @@ def _groups() -> list[dict[str, Any]]:
     return [
         {"name": "kvscope-records", "rules": [*_recording_rules(), *_objective_records()]},
         {"name": "kvscope-findings", "rules": list(_finding_rules())},
-        {"name": "kvscope-blind", "rules": [_blind()]},
+        {"name": "kvscope-blind", "rules": [_blind(), _failing_worker(), _source_not_in_step()]},
         {"name": "kvscope-alerts", "rules": [_undelivered()]},
         {"name": "kvscope-objectives", "rules": list(_burns())},
     ]
@@ -117,14 +114,15 @@ def _objective_records() -> Iterator[Rule]:
 def _finding_rules() -> Iterator[Rule]:
     """Yield the rules of findings, which fire only after their own pending period. The verdict is a label of
     kvscope_findings and summed away here: an alert must not end and begin again because a likely finding became a
-    confirmed one. The severity is the finding's own, by its harm, and only rises. One of severity info raises no
-    alert.
+    confirmed one. One that cannot tell raises no alert, nor does one of severity info. The severity is the finding's
+    own, by its harm, and only rises.
     """
     for code, entry in CATALOGUE.items():
         if entry.severity != "info":
             yield {
                 "alert": "KvscopeFinding",
-                "expr": f'sum by (engine, code, severity) (kvscope_findings{{code="{code}", severity!="info"}}) > 0',
+                "expr": f'sum by (engine, code, severity) (kvscope_findings{{code="{code}",'
+                ' severity!="info", verdict=~"likely|confirmed"}) > 0',
                 "labels": {"code": code, "runbook": runbook(code)},
                 "annotations": {
                     "summary": f"{entry.title} on {{{{ $labels.engine }}}}",
@@ -154,6 +152,38 @@ def _blind() -> Rule:
             "description": "For a minute now. Until it ends, no finding is no proof of health: look at the engine"
             " itself, and at /api/sources of kvscope.",
             "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.stream-gap')}",
+        },
+    }
+
+
+def _failing_worker() -> Rule:
+    """Alert of a part of the monitor that fails: a thread, the data directory, a reader, a detector, a copy."""
+    return {
+        "alert": "KvscopeWorkerFailing",
+        "expr": "max by (job, instance, worker, kind) (kvscope_worker_failing) == 1",
+        "for": "1m",
+        "labels": {"severity": "warning", "runbook": runbook("blind.reader-failed")},
+        "annotations": {
+            "summary": "{{ $labels.worker }} of kvscope on {{ $labels.instance }} fails",
+            "description": "For a minute now. What rests on it is missing or out of date: /api/sources and the log of"
+            " the service have the error.",
+            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.reader-failed')}",
+        },
+    }
+
+
+def _source_not_in_step() -> Rule:
+    """Alert of a source that was never heard, that has failed, or of which batches are missing for good."""
+    return {
+        "alert": "KvscopeSourceNotInStep",
+        "expr": "max by (job, instance, source) (kvscope_source_in_step) == 0",
+        "for": "2m",
+        "labels": {"severity": "warning", "runbook": runbook("blind.reader-failed")},
+        "annotations": {
+            "summary": "kvscope on {{ $labels.instance }} does not know the state behind {{ $labels.source }}",
+            "description": "For two minutes now. Nothing is found about its engines: look whether the engine runs, and"
+            " whether that is its address. /api/sources has the error.",
+            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.reader-failed')}",
         },
     }
 

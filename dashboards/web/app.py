@@ -15,12 +15,13 @@ from dash.exceptions import DependencyException
 from fastapi import FastAPI, Request, Response
 from starlette.responses import PlainTextResponse
 
-from kvscope.dashboards.web.history_panel import point_here
-from kvscope.dashboards.web.links import place_of
-from kvscope.dashboards.web.page_frame import INDEX, layout
-from kvscope.dashboards.web.rendering import TICK_S, Page, Pages
-from kvscope.dashboards.web.static_assets import ASSETS_FOLDER, ASSETS_PATH, CHART_LIBRARY, StaticAssets
-from kvscope.monitor.query import Query
+from kvscope.monitor.questions.query import Query
+
+from .history_panel import point_here
+from .links import place_of
+from .page_frame import INDEX, layout
+from .rendering import TICK_S, Page, Pages
+from .static_assets import ASSETS_FOLDER, ASSETS_PATH, CHART_LIBRARY, StaticAssets
 
 
 def mount(app: FastAPI, query: Query) -> None:

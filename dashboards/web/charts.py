@@ -1,4 +1,5 @@
-"""Charts over time: several rows over one axis, with a legend beside them that shows the values at the pointer.
+"""Charts over time: several rows over one axis, with a legend beside them that shows the values at the pointer. And
+horizontal bars, a figure a line.
 
 Dragging over a chart chooses a window and a click chooses a time (assets/charts.js). Both are in the address then.
 """
@@ -10,10 +11,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from dash import dcc, html
 
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.links import PageWindow, rfc3339
-from kvscope.dashboards.web.markup import aria, data
-from kvscope.dashboards.web.palette import css
+from . import ui
+from .display_text import clock_text
+from .links import PageWindow, rfc3339
+from .palette import css
 
 GAP_PX: Final = 20
 MARKS_PX: Final = 22
@@ -103,7 +104,7 @@ def over_time(
         names.append(_row_name(row.name, top / height))
         top -= row.height_px + GAP_PX
     figure: dict[str, Any] = {
-        "data": [*traces, _chart_marks(marks, len(rows) + 1)],
+        "data": [*traces, _mark_trace(marks, len(rows) + 1)],
         "layout": _layout(height, window, at_ns, marks, gaps),
     }
     figure["layout"] |= axes | {
@@ -117,10 +118,10 @@ def over_time(
         className="plot",
         role="img",
         style={"height": f"{height}px"},
-        **aria(label=caption),
+        **ui.aria(label=caption),
     )
     shown = index_of[chosen] if index_of else -1
-    return html.Div([_chart_legend(name, rows, shown, moments_ns), plot], className="chart")
+    return html.Div([_legend(name, rows, shown, moments_ns), plot], className="chart")
 
 
 _AXIS: Final = {"showline": False, "zeroline": False, "fixedrange": True, "ticks": "", "rangemode": "tozero"}
@@ -184,7 +185,7 @@ def _trace(trace: Trace, at: list[int], axis: str) -> dict[str, Any]:
     return drawn | {"stackgroup": axis, "fillcolor": colour, "line": {"width": 0, "shape": shape, "color": colour}}
 
 
-def _chart_marks(marks: Sequence[ChartMark], row: int) -> dict[str, Any]:
+def _mark_trace(marks: Sequence[ChartMark], row: int) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -309,11 +310,11 @@ def _digits(value: float) -> int:
     return 2 if abs(value) < 1 else 1 if abs(value) < 10 else 0
 
 
-def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: Sequence[int]) -> html.Div:
+def _legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: Sequence[int]) -> html.Div:
     """Return the values at a moment, also before the chart is drawn and where it never is."""
     moment = clock_text(rfc3339(moments_ns[chosen])) if moments_ns else ""
     number = 0
-    parts: list[Any] = [html.P(["at ", html.Span(moment, **data(moment=""))], className="moment")]
+    parts: list[Any] = [html.P(["at ", html.Span(moment, **ui.data(moment=""))], className="moment")]
     for row in rows:
         items = []
         for trace in row.traces:
@@ -328,7 +329,7 @@ def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: 
                         html.Span(
                             written,
                             className="count" if value else "count zero",
-                            **data(trace=number, unit=row.unit, none=trace.none),
+                            **ui.data(trace=number, unit=row.unit, none=trace.none),
                         ),
                     ],
                     title=trace.title,
@@ -339,3 +340,40 @@ def _chart_legend(name: str, rows: Sequence[ChartRow], chosen: int, moments_ns: 
         height = {"--height": f"{row.height_px + GAP_PX}px"}
         parts.append(html.Div([html.H3(row.name), html.Ul(items)], style=height, className="row-keys"))
     return html.Div(parts, id=f"{name}-legend", className="readout")
+
+
+class Bar(NamedTuple):
+    """One line: `family` is a class of the style sheet, `text` what is written for the figure (the figure itself).
+    `before`: where it begins, as in a waterfall.
+    """
+
+    label: str
+    value: float
+    family: str = ""
+    text: str = ""
+    note: str = ""
+    before: float = 0
+
+
+def bars(rows: Sequence[Bar]) -> html.Table:
+    """Return the bars, all to one scale, as a table for screen readers."""
+    most = max((row.before + row.value for row in rows), default=0) or 1
+    return html.Table(
+        html.Tbody(
+            [
+                ui.tr(
+                    ui.row_head(row.label),
+                    html.Td(row.text or f"{row.value:,.0f}", className="n"),
+                    html.Td(html.Span(style=_extent(row, most), className=f"length {row.family}"), className="rod"),
+                    html.Td(row.note, className="note"),
+                    key=row.label,
+                )
+                for row in rows
+            ]
+        ),
+        className="bars",
+    )
+
+
+def _extent(row: Bar, most: float) -> dict[str, str]:
+    return {"width": f"{100 * max(row.value, 0) / most:.2f}%", "marginLeft": f"{100 * max(row.before, 0) / most:.2f}%"}

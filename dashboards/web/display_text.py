@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import EngineView, LatencyView, RequestView, SlowView
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.text import counted, duration, in_words
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.schema import EngineView, LatencyView, RequestView, SlowView
 
 
 def clock_text(at: str | None) -> str:

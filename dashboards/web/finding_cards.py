@@ -7,12 +7,13 @@ from typing import Any
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import age, clock_text
-from kvscope.dashboards.web.links import PagePlace
-from kvscope.dashboards.web.markup import and_more, block_links, event_link, headings, request_link
-from kvscope.dashboards.web.view import UNSERVED, Here
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.text import counted
+from kvscope.monitor.base.text import counted
+from kvscope.monitor.detectors.findings import FindingReport
+
+from . import ui
+from .display_text import age, clock_text
+from .links import PagePlace
+from .view import UNSERVED, Here
 
 MAX_CARD_CULPRITS = 12
 
@@ -27,11 +28,21 @@ def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[A
     if not grave:
         unserved = [engine.engine for engine in here.engines if engine.status in UNSERVED]
         if unserved:
-            parts.append(html.P(f"No finding explains yet why {unserved[0]} serves no client.", className="note"))
+            parts.append(ui.note(f"No finding explains yet why {unserved[0]} serves no client."))
         else:
             parts.append(html.P("No finding is open.", className="all-well"))
     parts += [_folded(here, finding) for finding in [*grave[in_full:], *others]]
     return parts
+
+
+def dotted_link(place: PagePlace, finding: FindingReport, **more: Any) -> html.A:
+    """Return a finding's title with a dot of its severity, which leads to it."""
+    return html.A(
+        [html.Span(className=f"severity-dot {finding.severity}", **ui.aria(hidden="true")), finding.title],
+        href=place.to("finding", engine=finding.engine, id=finding.id),
+        title=f"{finding.severity}: {finding.code}",
+        **more,
+    )
 
 
 def _card(here: Here, finding: FindingReport) -> html.Article:
@@ -62,13 +73,13 @@ def marks(here: Here, finding: FindingReport) -> html.Div:
         html.Span(finding.verdict, className=f"verdict {finding.verdict}", title="how the verdict was reached"),
     ]
     if finding.since:
-        parts.append(html.Span(_card_time(here, finding), className="since"))
+        parts.append(html.Span(_time(here, finding), className="since"))
     if not here.place.view:
         parts.append(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine), className="on"))
     return html.Div(parts, className="marks")
 
 
-def _card_time(here: Here, finding: FindingReport) -> str:
+def _time(here: Here, finding: FindingReport) -> str:
     """Return since when, and for how long until now, or until when."""
     if finding.resolved_at:
         return f"{clock_text(finding.since)} – {clock_text(finding.resolved_at)} UTC"
@@ -116,14 +127,14 @@ def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULP
     rows = []
     requests, blocks = finding.culprits.requests, finding.culprits.blocks
     if requests:
-        names: list[Any] = [request_link(place, finding.engine, name) for name in requests[:most]]
-        rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + and_more(len(requests) - most))]
+        names: list[Any] = [ui.request_link(place, finding.engine, name) for name in requests[:most]]
+        rows += [html.Dt(counted(len(requests), "request")), html.Dd(names + ui.and_more(len(requests) - most))]
     if blocks:
-        links = block_links(place, finding.engine, blocks, most)
+        links = ui.block_links(place, finding.engine, blocks, most)
         rows += [html.Dt(counted(len(blocks), "block")), html.Dd(links)]
     for effect in finding.effects:
-        named = [request_link(place, finding.engine, name) for name in effect.requests[:MAX_CARD_CULPRITS]]
-        rest = and_more(len(effect.requests) - MAX_CARD_CULPRITS)
+        named = [ui.request_link(place, finding.engine, name) for name in effect.requests[:MAX_CARD_CULPRITS]]
+        rest = ui.and_more(len(effect.requests) - MAX_CARD_CULPRITS)
         rows += [html.Dt("effect"), html.Dd([html.Code(effect.code), " ", *named, *rest])]
     return [html.Dl(rows, className="culprits")] if rows else []
 
@@ -131,26 +142,21 @@ def culprits(place: PagePlace, finding: FindingReport, most: int = MAX_CARD_CULP
 def alternatives(finding: FindingReport) -> html.Table:
     """Return the other explanations, each with what excludes it."""
     rows = [
-        html.Tr([html.Th(one.name, scope="row"), html.Td(one.excluded_by or "not excluded", className="wrapped-text")])
-        for one in finding.alternatives
+        ui.tr(ui.row_head(one.name), ui.text_cell(one.excluded_by or "not excluded")) for one in finding.alternatives
     ]
-    return html.Table([headings("Alternative", "Excluded by"), html.Tbody(rows)])
+    return ui.table(rows, "Alternative", "Excluded by")
 
 
 def evidence(place: PagePlace, finding: FindingReport) -> html.Table:
     """Return the numbers that it rests on, each with where it was read. A position leads to the pool as it was then."""
     rows = [
-        html.Tr(
-            [
-                html.Th(one.name.removesuffix("_s").replace("_", " "), scope="row"),
-                html.Td(f"{one.value:,}", className="n")
-                if isinstance(one.value, int | float)
-                else html.Td(one.value, className="wrapped-text"),
-                html.Td(one.unit),
-                html.Td(one.source),
-                html.Td(event_link(place, finding.engine, one.position) if one.position else ""),
-            ]
+        ui.tr(
+            ui.row_head(one.name.removesuffix("_s").replace("_", " ")),
+            ui.number_cell(one.value) if isinstance(one.value, int | float) else ui.text_cell(one.value),
+            html.Td(one.unit),
+            html.Td(one.source),
+            html.Td(ui.event_link(place, finding.engine, one.position) if one.position else ""),
         )
         for one in finding.evidence
     ]
-    return html.Table([headings("Figure", "Value#", "Unit", "From", "Event"), html.Tbody(rows)])
+    return ui.table(rows, "Figure", "Value#", "Unit", "From", "Event")

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text, sentence, slow_text
-from kvscope.dashboards.web.markup import aria, field, key
-from kvscope.dashboards.web.time_menu import time_menu
-from kvscope.dashboards.web.view import FLEET_PATH, Here, engine_now_ns, open_findings
-from kvscope.dashboards.web.view_registry import tab_of, views_of
-from kvscope.monitor.schema import EngineView
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.text import counted, duration
+from kvscope.monitor.questions.schema import EngineView
+
+from . import ui
+from .display_text import clock_text, sentence, slow_text
+from .time_menu import time_menu
+from .view import FLEET_PATH, Here, engine_now_ns, open_findings
+from .view_registry import tab_of, views_of
 
 VIEW_KEYS: Final = "1234567890adgs"
 """Keys of the views in the navigation, in its order."""
@@ -52,18 +53,18 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
     return [
         html.Div(
             [
-                html.A([html.Span(className="mark", **aria(hidden="true")), "kvscope"], href="/", className="brand"),
-                html.Nav(_engines(here), **aria(label="Engines")),
+                html.A([html.Span(className="mark", **ui.aria(hidden="true")), "kvscope"], href="/", className="brand"),
+                html.Nav(_engines(here), **ui.aria(label="Engines")),
                 *([_search(here)] if any(engine.signal == "stream" for engine in here.engines) else []),
                 html.Div(time_menu(here, engine_now_ns(here.engine), known_s, ended), id="time"),
-                html.Button("?", type="button", id="keys-button", title="Keys (?)", **aria(label="Keys")),
+                html.Button("?", type="button", id="keys-button", title="Keys (?)", **ui.aria(label="Keys")),
             ],
             className="row",
         ),
         html.Div(
             [
-                html.Nav(_tabs(here), id="views", **aria(label="Views")),
-                html.Div(health(here.engine, every_s), id="health", role="status", **aria(label="Stream health")),
+                html.Nav(_tabs(here), id="views", **ui.aria(label="Views")),
+                html.Div(health(here.engine, every_s), id="health", role="status", **ui.aria(label="Stream health")),
             ],
             className="row",
         ),
@@ -77,9 +78,9 @@ def _is_recording(engine: EngineView) -> bool:
 
 def _search(here: Here) -> html.Form:
     """Search a request, over all engines and the history. Engines that are seen through metrics only name none."""
-    name = field("search", "q", here.place.get("q"), placeholder="Request id")
+    name = ui.field("search", "q", here.place.get("q"), placeholder="Request id")
     fields = [
-        field("hidden", "engine", here.place.engine),
+        ui.field("hidden", "engine", here.place.engine),
         html.Label([html.Span("Search a request", className="unseen"), name]),
     ]
     return html.Form(fields, action="/search", method="get", className="finder", role="search")
@@ -96,7 +97,7 @@ def _engines(here: Here) -> Any:
                 _choice(engine),
                 href=here.place.to(tab.path if tab and tab.path else "engine", engine=engine.engine),
                 className="engine",
-                **aria(current="true" if engine is here.engine else "false"),
+                **ui.aria(current="true" if engine is here.engine else "false"),
             ),
             key=engine.engine,
         )
@@ -106,14 +107,14 @@ def _engines(here: Here) -> Any:
         rest = f"{len(here.engines) - MOST_IN_MENU:,} more in the fleet view"
         others.append(html.Li(html.A(rest, href=here.place.to(FLEET_PATH, engine="")), key=" more"))
     count = html.Span(f"of {counted(len(here.engines), 'engine')}", className="how")
-    summary = html.Summary([*chosen, count], className="engine", **key("e", "choose an engine"))
+    summary = html.Summary([*chosen, count], className="engine", **ui.key("e", "choose an engine"))
     return html.Details([summary, html.Ul(others)], className="menu")
 
 
 def _choice(engine: EngineView) -> list[Any]:
     open_now = open_findings(engine)
     parts: list[Any] = [
-        html.Span(className=f"status {engine.status}", **aria(hidden="true")),
+        ui.status_dot(engine.status),
         html.Span(engine.engine, className="name"),
         html.Span(
             engine.status,
@@ -136,8 +137,8 @@ def _tabs(here: Here) -> html.Ul:
                 html.A(
                     [entry.label, html.Span(f"{count:,}", className="badge")] if count else entry.label,
                     href=here.place.to(entry.path),
-                    **aria(current="page" if entry is chosen else "false"),
-                    **key(name, entry.label),
+                    **ui.aria(current="page" if entry is chosen else "false"),
+                    **ui.key(name, entry.label),
                 )
             )
         )

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text, family_of, reason_of, sentence
-from kvscope.dashboards.web.links import PagePlace
-from kvscope.dashboards.web.markup import block_links, dot, request_link
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import BlockDetail, EventHistoryEntry, RequestDetail
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.text import counted, duration, in_words
+from kvscope.monitor.questions.schema import BlockDetail, EventHistoryEntry, RequestDetail
+
+from . import ui
+from .display_text import clock_text, family_of, reason_of, sentence
+from .links import PagePlace
 
 MAX_HISTORY_LINES = 200
 MOST_SPANS = 60
@@ -34,16 +34,16 @@ def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
     if request.client_gone:
         facts.append(("Client", "has gone away"))
     parts: list[Any] = [
-        *_panel_head(place, "Request", request.id),
+        *_head(place, "Request", request.id),
         html.P(
-            [dot(family_of(request)), in_words(request.state), html.Span(f", {reason}" if reason else "")],
+            [ui.dot(family_of(request)), in_words(request.state), html.Span(f", {reason}" if reason else "")],
             className="state",
             title=f"{request.state} {request.reason}".strip(),
         ),
         html.Dl([part for name, value in facts for part in (html.Dt(name), html.Dd(value))], className="facts"),
     ]
     if detail.blocks:
-        links = block_links(place, engine, detail.blocks, MOST_SPANS)
+        links = ui.block_links(place, engine, detail.blocks, MOST_SPANS)
         parts += [
             html.H3(f"Holds {counted(len(detail.blocks), 'block')}"),
             html.P(links, className="blocks"),
@@ -55,7 +55,7 @@ def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
 def of_block(place: PagePlace, detail: BlockDetail) -> list[Any]:
     """Return a block: its state, its owners, and its event history."""
     return [
-        *_panel_head(place, "Block", f"{detail.block:,}"),
+        *_head(place, "Block", f"{detail.block:,}"),
         *_what_it_is(place, detail),
         *_event_history(detail.event_history, whole=True),
     ]
@@ -72,24 +72,24 @@ POINT_HINT: Final = "Point at a block to see who holds it and why. Click, or pre
 
 def point_here() -> list[Any]:
     """No block is pointed at."""
-    return [html.P(POINT_HINT, className="note")]
+    return [ui.note(POINT_HINT)]
 
 
 def unknown(place: PagePlace, message: str) -> list[Any]:
     """Return a note that it does not exist (any more)."""
-    return [*_panel_head(place, "Not known", ""), html.P(sentence(message), className="note")]
+    return [*_head(place, "Not known", ""), ui.note(sentence(message))]
 
 
-def _panel_head(place: PagePlace, kind: str, name: str) -> list[Any]:
+def _head(place: PagePlace, kind: str, name: str) -> list[Any]:
     close = html.A("Close", href=place.to(f"{place.view}s"), className="close", title="Close (Escape)")
     return [html.Div([html.H2([f"{kind} ", html.Span(name, className="id")]), close], className="head")]
 
 
 def _what_it_is(place: PagePlace, detail: BlockDetail) -> list[Any]:
-    owners: list[Any] = [request_link(place, detail.engine, owner) for owner in detail.owners]
+    owners: list[Any] = [ui.request_link(place, detail.engine, owner) for owner in detail.owners]
     cached = " · in the prefix cache" if detail.hashed else ""
     what: list[Any] = [
-        dot(detail.state.lower().replace("-", "_")),
+        ui.dot(detail.state.lower().replace("-", "_")),
         f"{detail.state} · {counted(detail.references, 'reference')}{cached} · owned by ",
         *(owners or ["no request"]),
     ]
@@ -102,11 +102,11 @@ def _what_it_is(place: PagePlace, detail: BlockDetail) -> list[Any]:
 def _event_history(lines: Sequence[EventHistoryEntry], whole: bool) -> list[Any]:
     parts: list[Any] = [html.H3("Event history")]
     if not lines:
-        return [*parts, html.P("No event that is kept mentions it.", className="note")]
+        return [*parts, ui.note("No event that is kept mentions it.")]
     if not whole:
-        parts.append(html.P("It begins before the events that are kept here.", className="note"))
+        parts.append(ui.note("It begins before the events that are kept here."))
     if len(lines) > MAX_HISTORY_LINES:
-        parts.append(html.P(f"The last {MAX_HISTORY_LINES} of {len(lines):,} lines.", className="note"))
+        parts.append(ui.note(f"The last {MAX_HISTORY_LINES} of {len(lines):,} lines."))
     entries = [
         html.Li([html.Time(clock_text(line.at), dateTime=line.at), line.text]) for line in lines[-MAX_HISTORY_LINES:]
     ]

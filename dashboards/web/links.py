@@ -2,10 +2,10 @@
 
     /VIEW?engine=ENGINE&from=TIME&to=TIME&at=MOMENT&id=ID
 
-VIEW is a path of `views.TABLE`, empty for the overview. `id` is the subject of the view, such as a request or a block.
-A TIME is RFC 3339 (without an offset: UTC), milliseconds since 1970, or `now` and `now-30m` as Grafana writes them. A
-MOMENT is a TIME, or the position of an event, `epoch/sequence/event`. Parameters that only one view knows, such as a
-filter, are in `more`.
+VIEW is a path of `view_registry.TABLE`, empty for the overview. `id` is the subject of the view, such as a request or a
+block. A TIME is RFC 3339 (without an offset: UTC), milliseconds since 1970, or `now` and `now-30m` as Grafana writes
+them. A MOMENT is a TIME, or the position of an event, `epoch/sequence/event`. Parameters that only one view knows, such
+as a filter, are in `more`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kvscope.monitor.errors import BadTime
+from kvscope.monitor.base.errors import BadTime
 
 DEFAULT_S: Final = 600.0
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -76,6 +76,13 @@ class PagePlace(NamedTuple):
     def is_live(self) -> bool:
         """Whether what it shows goes on changing."""
         return not self.at and (not self.until or _RELATIVE.fullmatch(self.until) is not None)
+
+    def moment_ns(self, now_ns: int) -> int | None:
+        """Return the chosen time when it is `now_ns`, or None: nothing is chosen, or the position of an event."""
+        try:
+            return wall_ns(self.at, now_ns) if self.at else None
+        except BadTime:
+            return None
 
     def window(self, now_ns: int) -> PageWindow:
         """Return the times of its window when it is `now_ns`. Raises BadTime."""

@@ -1,14 +1,37 @@
-"""The page's frame: its initial content, and the places that sections go to."""
+"""The page's frame: its initial content, the places that sections go to, and the component that data arrives in."""
 
 from __future__ import annotations
 
-from dash import dcc, html
+from typing import ClassVar
 
-from kvscope.dashboards.web.markup import aria, command, data
-from kvscope.dashboards.web.palette import PALETTE_SHADES
-from kvscope.dashboards.web.pushed_data import PushedData
-from kvscope.dashboards.web.static_assets import ASSETS_PATH, CHART_LIBRARY_ADDRESS
-from kvscope.dashboards.web.view_registry import PATHS
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from . import ui
+from .palette import PALETTE_SHADES
+from .static_assets import ASSETS_PATH, CHART_LIBRARY_ADDRESS
+from .view_registry import PATHS
+
+
+class PushedData(Component):
+    """Passes each new `data` to a function of the page, `shows`, in assets/kvscope.js.
+
+    It is no Input of a callback. Dash keeps every value that an Input ever had, to undo it: each second's page, for as
+    long as the page is open.
+    """
+
+    _namespace = "kvscopePage"
+    _type = "PushedData"
+    _children_props: ClassVar[list[str]] = []  # type: ignore[misc]
+    _base_nodes: ClassVar[list[str]] = ["children"]  # type: ignore[misc]
+
+    def __init__(self, id: str, shows: str) -> None:
+        self._prop_names = ["id", "shows", "data"]
+        self._valid_wildcard_attributes: list[str] = []
+        self.available_properties = self._prop_names
+        self.available_wildcard_properties: list[str] = []
+        super().__init__(id=id, shows=shows)  # type: ignore[no-untyped-call]
+
 
 _SHADES = "".join(f"--{shade.field.replace('_', '-')}: {shade.css};" for shade in PALETTE_SHADES)
 
@@ -55,11 +78,11 @@ def layout() -> html.Div:
             html.Div(
                 [
                     html.Main([_empty(), html.Div(id="view")], id="main", tabIndex="-1"),
-                    html.Aside(id="aside", hidden=True, **aria(label="Event history")),
+                    html.Aside(id="aside", hidden=True, **ui.aria(label="Event history")),
                 ],
                 className="columns",
             ),
-            html.Dialog(id="keys", **aria(label="Keys")),
+            html.Dialog(id="keys", **ui.aria(label="Keys")),
             html.Footer(
                 [
                     html.A("alerts", href="/alerts"),
@@ -73,7 +96,7 @@ def layout() -> html.Div:
             ),
         ],
         id="page",
-        **data(paths=" ".join(f"/{path}" for path in PATHS), plotly=CHART_LIBRARY_ADDRESS),
+        **ui.data(paths=" ".join(f"/{path}" for path in PATHS), plotly=CHART_LIBRARY_ADDRESS),
     )
 
 
@@ -85,10 +108,10 @@ def _empty() -> html.Section:
             html.Ul(id="sources"),
             html.H2("Add a vLLM"),
             html.P("Start kvscope on the metrics of a running vLLM, which you need not change:"),
-            command("monitor serve --metrics http://127.0.0.1:8000/metrics"),
+            ui.command("monitor serve --metrics http://127.0.0.1:8000/metrics"),
             html.P("Or start vLLM with the event stream, which also shows its blocks and requests:"),
-            command("KVSCOPE_EVENTS=tcp://127.0.0.1:5757 vllm serve MODEL", id="probe-command"),
-            html.P("The engine appears here by itself.", className="note"),
+            ui.command("KVSCOPE_EVENTS=tcp://127.0.0.1:5757 vllm serve MODEL", id="probe-command"),
+            ui.note("The engine appears here by itself."),
         ],
         id="empty",
         hidden=True,

@@ -13,22 +13,22 @@ import json
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dash import html
 from dash.development.base_component import Component
 
-from kvscope.dashboards.web import header, history_panel
-from kvscope.dashboards.web.answer_links import answer_links
-from kvscope.dashboards.web.display_text import sentence
-from kvscope.dashboards.web.links import PagePlace, is_of_many, wall_ns
-from kvscope.dashboards.web.view import Here, PageView, Tree, engine_now_ns, worst_first
-from kvscope.dashboards.web.view_registry import PATHS, tab_of
-from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import EngineView
+from kvscope.monitor.base.errors import BadQuestion, BadTime, NotKnown, Unreachable
+from kvscope.monitor.base.latest_entries import LatestEntries
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import EngineView
+
+from . import header, history_panel, ui
+from .display_text import sentence
+from .links import PagePlace, is_of_many, wall_ns
+from .view import Here, PageView, Tree, engine_now_ns, worst_first
+from .view_registry import PATHS, answer_links, tab_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Pages:
     def __init__(self, query: Query, clock: Callable[[], float] = time.monotonic) -> None:
         self._query = query
         self._clock = clock
-        self._shared: OrderedDict[object, _Shared] = OrderedDict()
+        self._shared: LatestEntries[object, _Shared] = LatestEntries(KEPT_VIEWS)
         self._rests_until = 0.0
 
     async def page(self, place: PagePlace) -> Page:
@@ -128,10 +128,7 @@ class Pages:
         """Return the result of `make`, or a recent one. While it takes longer than a tick, its viewers keep the last
         result. `in_turn`: it is made again when it is its turn among all that are.
         """
-        shared = self._shared.setdefault(key, _Shared())
-        self._shared.move_to_end(key)
-        while len(self._shared) > KEPT_VIEWS:
-            self._shared.popitem(last=False)
+        shared = self._shared[key] = self._shared.get(key) or _Shared()
         is_looked_at = shared.is_made and shared.is_looked_at(self._clock())
         shared.asked_at, shared.in_turn = self._clock(), in_turn
         if shared.is_due(self._clock()) and (not (in_turn and is_looked_at) or self._is_its_turn(shared)):
@@ -272,15 +269,14 @@ def _known(query: Query, here: Here) -> list[Any]:
 def _sentence(here: Here, text: str, more: Sequence[Any] = ()) -> PageView:
     """Instead of a view: its name, why it is not there, and `more`."""
     tab = tab_of(here.place.view)
-    parts = [html.H1(tab.label if tab else "No such page"), html.P(sentence(text), className="note")]
+    parts = [html.H1(tab.label if tab else "No such page"), ui.note(sentence(text))]
     if here.engine.signal == "metrics" and tab and not here.place.id:
         parts.append(
-            html.P(
-                ["With its event stream, all of it is shown here: ", html.Code("monitor serve --events ENDPOINT"), "."],
-                className="note",
+            ui.note(
+                ["With its event stream, all of it is shown here: ", html.Code("monitor serve --events ENDPOINT"), "."]
             )
         )
-    return PageView({"sentence": html.Section([*parts, *more], className="card")})
+    return PageView({"sentence": ui.card([*parts, *more])})
 
 
 def _encoded(tree: Tree) -> str:
@@ -291,4 +287,4 @@ def _pointed(query: Query, place: PagePlace, block: int) -> list[Any]:
     try:
         return history_panel.pointed(place, query.block(place.engine, block, place.at))
     except (NotKnown, Unreachable) as error:
-        return [html.P(sentence(str(error)), className="note")]
+        return [ui.note(sentence(str(error)))]

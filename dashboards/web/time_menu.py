@@ -10,11 +10,12 @@ from typing import Any, Final, NamedTuple
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.links import PagePlace, PageWindow, ago, rfc3339
-from kvscope.dashboards.web.markup import aria, data, field, key
-from kvscope.dashboards.web.view import Here
-from kvscope.monitor.text import duration
+from kvscope.monitor.base.text import duration
+
+from . import ui
+from .display_text import clock_text
+from .links import PagePlace, PageWindow, ago, rfc3339
+from .view import Here
 
 SPANS: Final = (
     (60, "last minute"),
@@ -59,21 +60,21 @@ def time_menu(here: Here, now_ns: int, known_s: float, ended: bool) -> list[Any]
     else:
         summary = [html.Span("as it was", className="past"), _past_in_words(here)]
         back = place.but(since="", until="", at="")
-        parts.append(html.A("Back to live", href=back, className="button", **key("l", "back to live")))
+        parts.append(html.A("Back to live", href=back, className="button", **ui.key("l", "back to live")))
     buttons = [
         html.A(
             move.sign,
             href=place.but(since=move.since, until=move.until, at=""),
             title=f"{move.words} ({move.key})",
             className="button",
-            **aria(label=move.words),
-            **key(move.key, move.words),
+            **ui.aria(label=move.words),
+            **ui.key(move.key, move.words),
         )
         for move in _moves(window, now_ns)
     ]
     menu = html.Details(
         [
-            html.Summary(summary, className="button", **key("t", "choose the time"), title="Choose the time (t)"),
+            html.Summary(summary, className="button", **ui.key("t", "choose the time"), title="Choose the time (t)"),
             html.Div([_spans(place, window, known_s), _time_choices(place, window), _zones()], className="drop"),
         ],
         className="menu",
@@ -131,7 +132,7 @@ def _spans(place: PagePlace, window: PageWindow, known_s: float) -> html.Ul:
                 html.A(
                     words.capitalize(),
                     href=place.but(since="" if seconds == SPANS[1][0] else ago(seconds), until="", at=""),
-                    **aria(current="true" if window.live and round(window.seconds) == seconds else "false"),
+                    **ui.aria(current="true" if window.live and round(window.seconds) == seconds else "false"),
                 )
             )
             for seconds, words in offered
@@ -142,12 +143,12 @@ def _spans(place: PagePlace, window: PageWindow, known_s: float) -> html.Ul:
 def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
     """Return a form that goes where a link would: empty fields are left out of the address."""
     hidden = [("engine", place.engine), ("id", place.id), *place.more]
-    fields: list[Any] = [field("hidden", name, value) for name, value in hidden if value]
+    fields: list[Any] = [*ui.hidden(hidden)]
     moment = place.at if "T" in place.at else ""
     times = (("from", "From", window.since), ("to", "To", window.until), ("at", "At the moment", moment))
     for name, words, value in times:
         fields.append(html.Label([html.Span(words), time_field(name, value)]))
-    fields.append(html.P("Charts mark the selected time. State views show the state at that time.", className="note"))
+    fields.append(ui.note("Charts mark the selected time. State views show the state at that time."))
     fields.append(html.Button("Show", type="submit"))
     return html.Form(
         fields,
@@ -159,7 +160,7 @@ def _time_choices(place: PagePlace, window: PageWindow) -> html.Form:
 
 def time_field(name: str, value: str) -> Any:
     """Return a field for a time of 24 hours, in the zone that is chosen. `value` is RFC 3339, in UTC."""
-    return field(
+    return ui.field(
         "text",
         name,
         value[:19].replace("T", " "),
@@ -177,18 +178,18 @@ def _zones() -> html.Div:
     return html.Div(
         [
             html.Span("Times in"),
-            html.Button("UTC", type="button", className="button", **data(zone="utc")),
-            html.Button("this browser's zone", type="button", className="button", **data(zone="browser")),
+            html.Button("UTC", type="button", className="button", **ui.data(zone="utc")),
+            html.Button("this browser's zone", type="button", className="button", **ui.data(zone="browser")),
             html.Button(
                 "◐",
                 type="button",
                 id="theme-button",
                 className="button",
-                **aria(label="Dark or light"),
-                **data(theme_next=1),
+                **ui.aria(label="Dark or light"),
+                **ui.data(theme_next=1),
             ),
         ],
         className="zones",
         role="group",
-        **aria(label="Time zone and colours"),
+        **ui.aria(label="Time zone and colours"),
     )

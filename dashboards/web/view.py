@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvscope.dashboards.web.links import PagePlace, PageWindow, wall_ns
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import EngineView
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import EngineView
+
+from .links import PagePlace, PageWindow, wall_ns
 
 OVERVIEW_ENGINES: Final = 30
 """With more of them, the overview is the fleet view."""

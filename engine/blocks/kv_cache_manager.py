@@ -23,11 +23,12 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvscope.engine.blocks.block_pool import NULL_BLOCK, BlockPool
-from kvscope.engine.blocks.prefix_hashes import PrefixHasher, in_group
-from kvscope.engine.faults import Faults
-from kvscope.engine.requests.request import Request
-from kvscope.monitor.events.kinds import Holder, Release
+from kvscope.monitor.contract.kinds import Holder, Release
+
+from ..faults import Faults
+from ..requests.request import Request
+from .block_pool import NULL_BLOCK, BlockPool
+from .prefix_hashes import PrefixHasher, in_group
 
 
 class Prefix(NamedTuple):
@@ -95,7 +96,7 @@ class KVCacheManager:
         return sum(len(blocks) for fenced in self.fenced for blocks in fenced.blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks a request of so many tokens has at its most, in all groups."""
+        """Return the blocks that a request of so many tokens has at its peak, in all groups."""
         blocks = self._blocks(num_tokens)
         return sum(min(blocks, most) for most in self._most_blocks)
 
@@ -206,7 +207,7 @@ class KVCacheManager:
         return True
 
     def _needed_for_all(self, blocks: int, wanted: int, have: int, prefix: Prefix | None) -> int:
-        """How many new blocks a request needs that has `have` and will have `blocks`, of which `wanted` now."""
+        """Return how many new blocks a request needs that has `have` and will have `blocks`, of which `wanted` now."""
         if self.settles_when_planned:  # vLLM counts the whole request and the step by themselves, over all groups
             whole = sum(max(0, min(blocks, most) - have) for most in self._most_blocks)
             return max(whole, wanted * len(self.windows))
@@ -301,9 +302,9 @@ class KVCacheManager:
                 self.pool.reclaim(fenced.request.number, blocks, fenced.reason, group)
 
     def _blocks(self, num_tokens: int) -> int:
-        """How many blocks of a table so many tokens fill, the last one perhaps in part."""
+        """Return how many blocks of a table so many tokens take, the last one perhaps partly."""
         return -(-num_tokens // self.block_size)
 
     def _num_passed(self, num_tokens: int, window: int) -> int:
-        """How many blocks of a table the window has left behind for the token that comes after so many."""
+        """Return how many blocks of a table the window has left behind for the token after so many."""
         return max(0, num_tokens + 1 - window) // self.block_size

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import count
 
-from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT
-from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
-from kvscope.engine.requests.request import Request
-from kvscope.monitor.events.kinds import Holder
+from kvscope.monitor.contract.kinds import Holder
+
+from ..requests.request import Request
+from .block_pool import NULL_BLOCK_COUNT
+from .kv_cache_manager import KVCacheManager
 
 REQUESTS_A_SLICE = 16
 
@@ -27,7 +28,7 @@ class TableAuditor:
         # A whole cycle in about a thousand slices at most: some seconds of steps for the largest pools.
         self.blocks_a_slice = max(64, manager.pool.total // 1000)
         self.cycles = 0
-        """How many whole readings it has made."""
+        """The number of complete audits."""
         self._slices = self._forever()
 
     def slice(self) -> None:
@@ -45,7 +46,7 @@ class TableAuditor:
             self.cycles = cycle
 
     def _cycle(self, cycle: int) -> Iterator[None]:
-        """One cycle, stopping after each slice."""
+        """Read one cycle, stopping after each slice."""
         pool, log = self.manager.pool, self.manager.pool.log
         log.audit_begin(cycle)
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from kvscope.engine.requests.request import Request
+from ..requests.request import Request
 
 
 class KVLoad(NamedTuple):
@@ -21,10 +21,10 @@ class KVConnector(Protocol):
     """
 
     polls: int
-    """How often `completed` was polled: heartbeats carry it, so that an engine that stopped polling is seen."""
+    """The polls of `completed` so far: heartbeats carry them, which shows an engine that has stopped polling."""
 
     def find(self, request: Request, first: int, end: int) -> int:
-        """How many blocks it could load from block `first` of the request's table on, before `end`."""
+        """Return how many blocks it could load from block `first` of the request's table on, before `end`."""
         ...
 
     def start_load(self, load: KVLoad) -> None:
@@ -32,7 +32,7 @@ class KVConnector(Protocol):
         ...
 
     def loaded(self) -> list[tuple[int, bool]]:
-        """Numbers of the requests whose fetch has ended since last asked, each with whether the KV is there."""
+        """Return by number the requests whose fetch has ended since the last call, and whether the KV is there."""
         ...
 
     def request_finished(self, request: Request, blocks: list[int]) -> bool:
@@ -42,7 +42,7 @@ class KVConnector(Protocol):
         ...
 
     def completed(self) -> list[int]:
-        """Numbers of the requests whose blocks it needs no longer, since last asked."""
+        """Return the requests whose blocks it needs no longer, by number, since the last call."""
         ...
 
     def lease_ended(self, number: int) -> None:

@@ -19,12 +19,13 @@ from typing import Final, NamedTuple
 
 import torch
 
-from kvscope.engine.blocks.prefix_hashes import public_hashes
-from kvscope.engine.connectors.base import KVLoad
-from kvscope.engine.faults import Faults
-from kvscope.engine.requests.request import Request
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Tier, TierOp
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.kinds import Tier, TierOp
+
+from ..blocks.prefix_hashes import public_hashes
+from ..faults import Faults
+from ..requests.request import Request
+from .base import KVLoad
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class HostConnector:
 
     @property
     def num_stored(self) -> int:
-        """How many blocks it keeps now."""
+        """The blocks that it keeps now."""
         return len(self._stored)
 
     def find(self, request: Request, first: int, end: int) -> int:
@@ -155,17 +156,17 @@ class HostConnector:
 
     @property
     def num_pinned(self) -> int:
-        """How many stored blocks are pinned for fetches."""
+        """The stored blocks that are pinned for fetches."""
         return len(self._pins)
 
     @property
     def num_fetched(self) -> int:
-        """How many fetches have ended that `loaded` has not reported."""
+        """The fetches that have ended and that `loaded` has not reported."""
         return self._fetched.qsize()
 
     @property
     def num_copied(self) -> int:
-        """How many copies have ended that `completed` has not reported."""
+        """The copies that have ended and that `completed` has not reported."""
         return self._copied.qsize()
 
     def replace_jobs(self, jobs: Queue[_Copy | _HostFetch | None]) -> None:

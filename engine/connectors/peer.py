@@ -30,10 +30,10 @@ import torch
 import zmq
 from torch import Tensor
 
-from kvscope.engine.connectors.base import KVLoad
-from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request import Request
-from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.contract.event_log import EventLog
+
+from ..requests.request import KVTransferParams, Request
+from .base import KVLoad
 
 logger = logging.getLogger(__name__)
 

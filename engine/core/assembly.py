@@ -1,23 +1,84 @@
-"""Make the parts of an engine from its settings."""
+"""Make the parts of an engine from its settings, its event stream and its description of itself."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from kvscope.engine.blocks.block_pool import BlockPool
-from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
-from kvscope.engine.blocks.prefix_hashes import PrefixHasher
-from kvscope.engine.config import EngineConfig
-from kvscope.engine.connectors.base import KVConnector
-from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.connectors.peer import PeerConnector
-from kvscope.engine.execution.memory_plan import Device, Plan, make_plan
-from kvscope.engine.execution.model_runner import Runner
-from kvscope.engine.faults import Faults
-from kvscope.engine.models import LoadedModel
-from kvscope.engine.scheduling.scheduler import Scheduler
-from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.contract.description import EngineDescription, KVGroup
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.probes.packer import Vitals
+from kvscope.monitor.probes.publisher import ENGINE_RING_BYTES, Publisher
+from kvscope.monitor.probes.stall_capture import StallCapture, stacks_enabled
+from kvscope.version import kvscope_version
+
+from ..blocks.block_pool import BlockPool
+from ..blocks.kv_cache_manager import KVCacheManager
+from ..blocks.prefix_hashes import PrefixHasher
+from ..config import EngineConfig
+from ..connectors.base import KVConnector
+from ..connectors.host import HostConnector
+from ..connectors.peer import PeerConnector
+from ..execution.memory_plan import Device, Plan, make_plan
+from ..execution.model_runner import Runner, kv_bytes_per_block
+from ..faults import Faults
+from ..models import LoadedModel
+from ..scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """The endpoint and identity under which an engine publishes its events."""
+
+    engine: str
+    events: str
+    replay: str
+    journal: Path | None = None
+    ring_bytes: int = ENGINE_RING_BYTES
+
+    def publisher(self, log: EventLog, vitals: Callable[[], Vitals], thread: Callable[[], int | None]) -> Publisher:
+        """Bind the stream's sockets. `thread` is the engine's, once it runs. Raises what Publisher raises."""
+        return Publisher(
+            log,
+            self.engine,
+            vitals,
+            events=self.events,
+            replay=self.replay,
+            journal_dir=self.journal,
+            ring_bytes=self.ring_bytes,
+            stacks=StallCapture(log, thread) if stacks_enabled() else None,
+        )
+
+
+def describe_engine(config: EngineConfig, loaded: LoadedModel, total_blocks: int, faults: Faults) -> EngineDescription:
+    """Return the settings in force, the pool, the model's shape as the pool sees it, and the faults that are on."""
+    return EngineDescription(
+        engine="kvscope",
+        version=kvscope_version(),
+        model=config.model,
+        served_model_name=config.served_model_name,
+        device=config.device,
+        pid=os.getpid(),
+        block_size=config.block_size,
+        num_gpu_blocks=total_blocks,
+        max_model_len=loaded.config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        kv_connector=config.kv_connector,
+        queues_ready=True,
+        kv_bytes_per_block=kv_bytes_per_block(loaded.config, config.block_size, config.dtype),
+        groups=[
+            KVGroup("full_attention" if window is None else "sliding_window", len(layers), window or 0)
+            for window, layers in loaded.config.kv_groups
+        ],
+        faults=[str(fault) for fault in faults.on.values()],
+    )
+
 
 HOST_STORE_POOLS: Final = 2
 """The host connector keeps at most so many times the blocks of the pool."""

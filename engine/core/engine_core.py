@@ -16,40 +16,37 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from kvscope.engine.blocks.block_pool import NULL_BLOCK_COUNT, BlockPool
-from kvscope.engine.blocks.table_audit import TableAuditor
-from kvscope.engine.config import EngineConfig
-from kvscope.engine.core.assembly import (
+from kvscope.monitor.contract.event_log import Clock, EventLog, SilentLog
+from kvscope.monitor.contract.kinds import Status
+from kvscope.monitor.contract.trace_context import TraceContext
+from kvscope.monitor.probes.packer import Vitals
+
+from ..blocks.block_pool import NULL_BLOCK_COUNT, BlockPool
+from ..blocks.table_audit import TableAuditor
+from ..config import EngineConfig
+from ..execution.memory_plan import Device, Meter, capture_graphs, device_of
+from ..execution.model_runner import ModelRunner, Runner
+from ..faults import PLACES, Faults
+from ..models import LoadedModel
+from ..requests.request import KVTransferParams, Output, Request, Sampled, SamplingParams
+from ..requests.structured_output import GrammarCompiler
+from ..scheduling.scheduler_state import SchedulerOutput
+from .assembly import (
+    EventStream,
     check_fit,
+    describe_engine,
     make_connector,
     make_manager,
     make_scheduler,
     most_in_flight,
     plan_memory,
 )
-from kvscope.engine.core.engine_description import describe_engine
-from kvscope.engine.core.event_stream import EventStream
-from kvscope.engine.core.idle import IdlePolicy
-from kvscope.engine.core.intake import EngineDead, Intake, PromptCheck, Refused
-from kvscope.engine.core.request_statistics import RequestStatistics
-from kvscope.engine.core.watchdog import Watchdog
-from kvscope.engine.execution.memory_plan import Device, Meter, capture_graphs, device_of
-from kvscope.engine.execution.model_runner import ModelRunner, Runner
-from kvscope.engine.faults import PLACES, Faults
-from kvscope.engine.models import LoadedModel
-from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.request_output import Output, Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.requests.structured_output import GrammarCompiler
-from kvscope.engine.scheduling.step_plan import SchedulerOutput
-from kvscope.monitor.events.event_log import Clock, EventLog, SilentLog
-from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.events.trace_context import TraceContext
-from kvscope.monitor.publishing.packer import Vitals
+from .idle import IdlePolicy
+from .intake import EngineDead, Intake, PromptCheck, Refused, RequestStatistics
+from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +57,8 @@ class LaunchedStep(NamedTuple):
     """A step that was handed to the model, and what will come of it."""
 
     plan: SchedulerOutput
-    sampled: Future[list[Sampled]]
+    sampled: Future[Callable[[], list[Sampled]]]
+    """Once the model has started it: what waits for its tokens."""
 
 
 @dataclass
@@ -93,6 +91,7 @@ class EngineCore:
         device: Device | None = None,
     ) -> None:
         check_fit(config, loaded)
+        config = replace(config, dtype=loaded.dtype)
         self.config = config
         self.loaded = loaded
         self.clock = clock
@@ -208,7 +207,7 @@ class EngineCore:
         if self.connector is not None:
             self.connector.close()
         if not self.failure:
-            self._deliver(self._wind_up())
+            self._deliver(self._guarded(self._wind_up))
         self._grammars.close()
         self.log.tick()
         self.log.stopped()
@@ -219,14 +218,17 @@ class EngineCore:
     # ---------------------------------------------------------------- the engine's thread
 
     def step(self) -> list[Output]:
-        """One pass of the loop. An error in the model ends the step's requests. One in the block tables ends the
-        engine.
+        """One pass of the loop. An error in the model ends the step's requests. One in the block tables,
+        or a device that is lost, ends the engine.
         """
+        return self._guarded(self._pass)
+
+    def _guarded(self, run: Callable[[], list[Output]]) -> list[Output]:
         try:
-            return self._pass()
+            return run()
         except Exception as error:
             self.failure = f"the engine has stopped: {type(error).__name__}: {error}"
-            logger.exception("the engine cannot go on: its own books failed")
+            logger.exception("the engine cannot go on: its own books failed, or its device")
             return [
                 self._last(Output(number, (), Status.FINISHED_ERROR, self.failure)) for number in list(self.intake.open)
             ]
@@ -295,17 +297,18 @@ class EngineCore:
                 self.scheduler.ready(request)
         return outputs
 
-    def _finish(self, request: Request, status: Status, error: str = "") -> Output:
+    def _finish(self, request: Request, status: Status, grammar_error: str = "") -> Output:
         """End it, and its last output."""
         self.scheduler.finish(request, status)
-        return self._last(Output(request.number, (), status, error), request)
+        blamed = "structured_outputs" if grammar_error else ""
+        return self._last(Output(request.number, (), status, grammar_error, blamed=blamed), request)
 
     def _launch(self, plan: SchedulerOutput) -> None:
         """Hand the step to the model: here, or to the thread that it runs in."""
         if not self._in_flight:
             self.launched = plan.step, self.clock.monotonic_ns()
         self._flush()  # what was launched is known while it runs, or hangs
-        sampled: Future[list[Sampled]] = Future()
+        sampled: Future[Callable[[], list[Sampled]]] = Future()
         self._in_flight.append(LaunchedStep(plan, sampled))
         try:
             batch = self.runner.prepare(plan, self.manager.tables)
@@ -317,30 +320,35 @@ class EngineCore:
         else:
             self._run_model(plan.step, batch, sampled)
 
-    def _run_model(self, step: int, batch: Any, sampled: Future[list[Sampled]]) -> None:
+    def _run_model(self, step: int, batch: Any, sampled: Future[Callable[[], list[Sampled]]]) -> None:
         try:
             while self.faults.triggers_on_request("stuck.engine-stalled", f"step {step}") and not self._closing:
                 time.sleep(0.01)
             sampled.set_result(self.runner.run(batch))
-        except Exception as failed:  # whatever a model may raise concerns this step's requests, not the engine
+        except Exception as failed:
             sampled.set_exception(failed)
 
     def _complete(self, launched: LaunchedStep) -> list[Output]:
         """Wait for the oldest step in flight, and hand out what came of it."""
         plan, future = launched
         scheduler = self.scheduler
-        failed = future.exception()
+        failed: Exception | None = None
+        try:
+            sampled = future.result()()
+        except Exception as error:  # whatever a model may raise concerns this step's requests, not the engine
+            failed = error
         began = self.launched[1]
         self.log.tick()
         if failed is not None:
-            error = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
-            logger.error("%s. Its %d requests fail", error, len(plan.shares), exc_info=failed)
-            outputs = [self._last(Output(r.number, (), r.status, error), r) for r in scheduler.fail(plan)]
+            message = f"step {plan.step} failed: {type(failed).__name__}: {failed}"
+            logger.error("%s. Its %d requests fail", message, len(plan.shares), exc_info=failed)
+            # Where the device is lost, so is the engine: each later request would fail too.
+            self.runner.check()
+            outputs = [self._last(Output(r.number, (), r.status, message), r) for r in scheduler.fail(plan)]
         else:
             # A request that ended while the step ran has had its last output.
             news = [
-                (share.request, one)
-                for share, one in zip((s for s in plan.shares if s.samples), future.result(), strict=True)
+                (share.request, one) for share, one in zip((s for s in plan.shares if s.samples), sampled, strict=True)
             ]
             outputs = [
                 self._finish(request, Status.FINISHED_ERROR, one.error)

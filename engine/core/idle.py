@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.engine.blocks.table_audit import TableAuditor
-from kvscope.engine.scheduling.scheduler import Scheduler
-from kvscope.monitor.events.event_log import EventLog
+from kvscope.monitor.contract.event_log import EventLog
+
+from ..blocks.table_audit import TableAuditor
+from ..scheduling.scheduler import Scheduler
 
 BLOCKED_PAUSE_S: Final = 0.01
 """Between passes when requests wait and none can be scheduled."""

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvscope.engine.requests.request import Request
-from kvscope.engine.scheduling.scheduler import Scheduler
-from kvscope.monitor.events.event_log import Clock, EventLog
-from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.contract.event_log import Clock, EventLog
+from kvscope.monitor.contract.kinds import Cause, Status
+
+from ..requests.request import Request
+from ..scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +82,8 @@ class Watchdog:
         now = self._clock.monotonic_ns()
         limit = round(self.stall_s * 1e9)
         living = [request for request in list(self.scheduler.requests.values()) if not request.is_finished]
-        if self.scheduler.step != self._step or not (living and self._seen):
+        if self.scheduler.step != self._step:
             self._step, self._step_ns = self.scheduler.step, now
-        still_ns = now - self._step_ns
-        self.engine_stalled_s = still_ns / 1e9 if still_ns >= limit else 0.0
         in_flight, in_flight_ns = self._launched()
         step_hangs = in_flight >= 0 and now - in_flight_ns >= limit
         head_is_refused = any(other.times_passed_over for other in list(self.scheduler.waiting))
@@ -102,7 +101,10 @@ class Watchdog:
                 )
         for number in stalled.keys() - self.stalled.keys():
             self._report(stalled[number], now)
+        # An engine that had nothing to do did not stall meanwhile.
+        still_ns = now - max(self._step_ns, min((since for _, since in seen.values()), default=now))
         self._seen, self.stalled = seen, stalled
+        self.engine_stalled_s = still_ns / 1e9 if still_ns >= limit else 0.0
 
     def _cause(self, request: Request, head_is_refused: bool) -> Cause:
         """Why the scheduler leaves it where it is."""

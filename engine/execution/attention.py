@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvscope.engine.execution.input_batch import Chunks, InputBatch
-from kvscope.engine.models import ModelConfig
 from kvscope.kernels import run_on
 from kvscope.kernels.kv_write_twin import kv_write_torch
 from kvscope.kernels.paged_decode_twin import gather_pages, paged_decode_torch
 from kvscope.kernels.paged_prefill_twin import paged_prefill_torch
+
+from ..models import ModelConfig
+from .input_batch import Chunks, InputBatch
 
 
 class PagedKV:

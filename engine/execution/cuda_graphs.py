@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from kvscope.engine.blocks.block_pool import NULL_BLOCK
-from kvscope.engine.execution.input_batch import Decodes, InGroup, InputBatch, Reach
-from kvscope.engine.models import ModelConfig
+from ..blocks.block_pool import NULL_BLOCK
+from ..models import ModelConfig
+from .input_batch import Decodes, InGroup, InputBatch, Reach
 
 MOST_CAPTURED: Final = 512
 """Requests of the largest decode that is captured, as in vLLM. Beyond, computing takes longer than launching."""
@@ -117,23 +117,23 @@ def _free(device: str) -> int:
 def static_inputs(size: int, model: ModelConfig, block_size: int, device: str) -> InputBatch:
     """Return a batch of `size` rows of padding, with room for the longest sequences."""
 
-    def rows(*shape: int, value: int) -> Tensor:
-        return torch.full((size, *shape), value, dtype=torch.int64, device=device)
+    def rows(*shape: int, value: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.full((size, *shape), value, dtype=dtype, device=device)
 
     def group(window: int | None) -> InGroup:
         longest = model.max_model_len
         # The window may begin with the last token of a block.
         tokens = longest if window is None else min(window + block_size - 1, longest)
-        decodes = Decodes(rows(-(-tokens // block_size), value=NULL_BLOCK), rows(value=1))
+        tables = rows(-(-tokens // block_size), value=NULL_BLOCK, dtype=torch.int32)
+        decodes = Decodes(tables, rows(value=1))
         return InGroup(rows(value=NULL_SLOT), Reach(decodes, [], None))
 
     return InputBatch(
         token_ids=rows(value=0),
-        carried=[],
+        carried=None,
         positions=rows(value=0),
         groups=[group(window) for window, _ in model.kv_groups],
-        sampled=[],
-        sampled_rows=torch.empty(0, dtype=torch.int64, device=device),
+        sampling=None,
     )
 
 

@@ -10,7 +10,7 @@ libraries too, as non-torch. Without a budget the CPU has no plan, and the pool 
 
 Graphs are captured over the pool, so its size includes an estimate of them. The advice uses their real size.
 
-`kvscope.monitor.analysis.memory_breakdown` repeats these sums from logs and events, so that wrong advice shows there.
+`kvscope.monitor.ledger.memory_breakdown` repeats these sums from logs and events, so that wrong advice shows there.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from kvscope.engine.config import EngineConfig
-from kvscope.engine.execution.cuda_graphs import sizes_up_to
-from kvscope.engine.execution.model_runner import ModelRunner, Runner, kv_bytes_per_block, num_blocks_for
-from kvscope.engine.faults import Faults
-from kvscope.engine.models import LoadedModel
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.scheduling.step_plan import SchedulerOutput, Share
-from kvscope.monitor.events.event_log import Clock, EventLog
+from kvscope.monitor.contract.event_log import Clock, EventLog
+
+from ..config import EngineConfig
+from ..faults import Faults
+from ..models import LoadedModel
+from ..requests.request import MAX_LOGPROBS, Request, SamplingParams
+from ..scheduling.scheduler_state import SchedulerOutput, Share
+from .cuda_graphs import sizes_up_to
+from .model_runner import ModelRunner, Runner, kv_bytes_per_block, num_blocks_for
 
 logger = logging.getLogger(__name__)
 
@@ -105,20 +106,26 @@ class Host:
 
 
 class Cuda:
-    """A CUDA device. Raises ValueError if its driver cannot be asked."""
+    """A CUDA device. Only how much of it other processes use is NVML's, and not known where that does not answer: on a
+    MIG slice, on AMD, in a container without the driver's tools.
+    """
 
     def __init__(self, device: str) -> None:
-        import pynvml
-
-        self._nvml = pynvml
-        self._nvml_failed = False
         self._index = torch.device(device).index or 0
+        self._processes: Callable[[], list[Any]] | None = None
         try:
+            import pynvml
+
             pynvml.nvmlInit()
             uuid = torch.cuda.get_device_properties(self._index).uuid
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        except pynvml.NVMLError as error:
-            raise ValueError(f"the memory of {device} cannot be planned: NVML does not answer ({error})") from error
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            self._processes = partial(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        except Exception as error:  # a library that is missing or too old, as well as whatever it raises
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        logger.warning("NVML does not report which process uses the device's memory: %s", error)
+        self._processes = None
 
     def read(self) -> Reading:
         """See Device. The driver does not separate processes in a container: the two `used` are not known there."""
@@ -133,12 +140,12 @@ class Cuda:
         """Return the bytes of this process, or None where the driver does not report them, or fails: the engine works
         on without it.
         """
+        if self._processes is None:
+            return None
         try:
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._nvml.NVMLError as error:
-            if not self._nvml_failed:
-                logger.warning("NVML does not report which process uses the device's memory: %s", error)
-            self._nvml_failed = True
+            processes = self._processes()
+        except Exception as error:  # NVML's, of a module that may not be there
+            self._give_up(error)
             return None
         used = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
         return None if used is None else int(used)
@@ -379,19 +386,20 @@ def _largest_gather(config: EngineConfig, loaded: LoadedModel) -> int:
 
 def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     """Run the step that takes the most: max_num_seqs requests that share max_num_batched_tokens, each at
-    max_model_len.
+    max_model_len, drawn with everything that changes or reports a probability.
     """
     length = loaded.config.max_model_len
     count = min(config.max_num_seqs, config.max_num_batched_tokens)
     tokens = min(config.max_num_batched_tokens // count, length)
-    requests = [Request(number, "", [0] * length, SamplingParams(top_p=0.5)) for number in range(count)]
+    params = SamplingParams(top_p=0.5, repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
+    requests = [Request(number, "", [0] * length, params) for number in range(count)]
     for request in requests:
         request.num_computed_tokens = length - tokens
     table = [PROFILED_BLOCKS - 1] * -(-length // config.block_size)
     runner = _profiled(config, loaded)
     plan = SchedulerOutput(0, [Share(request, request.num_computed_tokens, tokens, True) for request in requests])
     tables = [table] * len(loaded.config.kv_groups)
-    runner.run(runner.prepare(plan, dict.fromkeys(range(count), tables)))
+    runner.run(runner.prepare(plan, dict.fromkeys(range(count), tables)))()
 
 
 def _profiled(config: EngineConfig, loaded: LoadedModel) -> ModelRunner:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from kvscope.engine.config import DEFAULT_KV_BYTES, EngineConfig
-from kvscope.engine.execution.attention import BatchAttention, PagedKV
-from kvscope.engine.execution.cuda_graphs import DecodeGraphs
-from kvscope.engine.execution.input_batch import UNKNOWN_TOKEN, InputBatch, PromptRows, lay_out
-from kvscope.engine.execution.sampler import logprobs_of, sample
-from kvscope.engine.faults import Faults
-from kvscope.engine.models import LoadedModel, ModelConfig
-from kvscope.engine.models.layers import Model
-from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.scheduling.step_plan import SchedulerOutput
+from ..config import DEFAULT_KV_BYTES, EngineConfig
+from ..faults import Faults
+from ..models import LoadedModel, ModelConfig
+from ..models.layers import Model
+from ..requests.request import Sampled
+from ..scheduling.scheduler_state import SchedulerOutput
+from .attention import BatchAttention, PagedKV
+from .cuda_graphs import DecodeGraphs
+from .input_batch import InputBatch, PromptRows, StepLayout
+from .sampler import choose, likelihoods_of
 
 COPY_BYTES: Final = 32 << 20
 """Device memory that a copy between the pool and a connector takes at most, beside the memory plan, and at least a
@@ -70,8 +70,12 @@ class Runner(Protocol):
         """Return the plan as `run` takes it."""
         ...
 
-    def run(self, batch: Any) -> list[Sampled]:
-        """Return a token for each request of the plan that samples."""
+    def run(self, batch: Any) -> Callable[[], list[Sampled]]:
+        """Start the step. Return a function that waits for a token for each request of the plan that samples."""
+        ...
+
+    def check(self) -> None:
+        """Raise if the device computes nothing any more, whatever it is given."""
         ...
 
     def gather(self, blocks: Sequence[int]) -> Tensor:
@@ -83,11 +87,26 @@ class Runner(Protocol):
         ...
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _on_its_device(method: Method) -> Method:
+    """Make the runner's device the current one of the calling thread: Triton launches where that is."""
+
+    @wraps(method)
+    def on_device(self: ModelRunner, *given: Any) -> Any:
+        with torch.inference_mode(), torch.cuda.device(self._device if self._device.startswith("cuda") else -1):
+            return method(self, *given)
+
+    return cast("Method", on_device)
+
+
 class ModelRunner:
     """The model `loaded` and the KV of `num_blocks` blocks.
 
     `prepare` reads what the scheduler has, and is called where that is not changed meanwhile. `run` may go on in
-    another thread, one batch at a time in the order of their steps. `gather` may be called from any.
+    another thread, one batch at a time in the order of their steps. On a GPU neither waits for the device. `gather` may
+    be called from any thread.
 
     `seed` is what requests without a seed of their own draw from.
     """
@@ -104,64 +123,63 @@ class ModelRunner:
     ) -> None:
         self._model = loaded.module
         self._config = loaded.config
-        self._windows = [group.window for group in loaded.config.kv_groups]
         self._block_size = block_size
         self._device = device
-        self._seed = seed
+        self._layout = StepLayout(loaded.config, block_size, device, seed)
         self._cache = PagedKV(loaded.config, num_blocks, block_size, device, getattr(torch, dtype))
         self._forward = partial(_forward, loaded.module, self._cache)
         self._graphs: DecodeGraphs | None = None
         self._faults = faults or Faults()
         self._kept: list[Tensor] = []
         """Finished logits that the fault sizing.elsewhere did not free."""
-        self._sampled: dict[int, int] = {}
-        """Tokens that the last batch sampled, by request number."""
+        self._chosen: Tensor | None = None
+        """Tokens that the last batch chose, on the device. None: it chose none, or failed."""
 
-    @torch.inference_mode()
+    @_on_its_device
     def capture(self, sizes: Sequence[int]) -> DecodeGraphs:
         """Capture decodes of that many requests each, and replay them from now on. Raises torch.OutOfMemoryError."""
         self._graphs = DecodeGraphs(self._forward, sizes, self._config, self._block_size, self._device)
         return self._graphs
 
-    @torch.inference_mode()
+    @_on_its_device
     def prepare(self, plan: SchedulerOutput, tables: Mapping[int, Sequence[Sequence[int]]]) -> InputBatch:
         """Return the plan as `run` takes it. `tables` are the block tables of each KV group, by request number."""
-        return lay_out(plan, tables, self._block_size, self._device, self._windows)
+        return self._layout.lay_out(plan, tables)
 
-    @torch.inference_mode()
-    def run(self, batch: InputBatch) -> list[Sampled]:
-        """Compute the batch's tokens. Return a sampled token for each of `batch.sampled`.
+    @_on_its_device
+    def run(self, batch: InputBatch) -> Callable[[], list[Sampled]]:
+        """Start to compute the batch. Return a function that waits for its tokens, one for each request that samples.
 
         KV that the plan loads must be in its blocks already. Where the step before failed, what it should have
         sampled is UNKNOWN_TOKEN, and what comes of that is worth nothing.
         """
-        before, self._sampled = self._sampled, {}
-        if batch.carried:
-            self._carry(batch, before)
-        sampled = self._compute(batch)
-        self._sampled = {row.number: one.token_id for row, one in zip(batch.sampled, sampled, strict=True)}
-        return sampled
-
-    def _carry(self, batch: InputBatch, before: Mapping[int, int]) -> None:
-        """Put what the step before sampled where this one computes on."""
-        tokens = {number: before.get(number, UNKNOWN_TOKEN) for _, number in batch.carried}
-        rows = [row for row, _ in batch.carried]
-        batch.token_ids[rows] = torch.tensor(list(tokens.values()), device=self._device)
-        for sampling in batch.sampled:
-            if sampling.number in tokens:
-                sampling.learn(tokens[sampling.number])
-
-    def _compute(self, batch: InputBatch) -> list[Sampled]:
+        before, self._chosen = self._chosen, None
+        if batch.carried is not None and before is not None:
+            rows, places = batch.carried
+            batch.token_ids.index_copy_(0, rows, before[places])
         graphs = self._graphs
         hidden = graphs.replay(batch) if graphs is not None and graphs.take(batch) else self._forward(batch)
         for prompt in batch.prompts:
             self._compute_prompt(hidden, prompt)
-        if not batch.sampled:
-            return []
-        logits = self._model.logits(hidden[batch.sampled_rows])
+        if batch.sampling is None:
+            return list
+        logits = self._model.logits(hidden[batch.sampling.rows])
         if self._faults.triggers("sizing.elsewhere", ""):
             self._kept.append(logits)
-        return sample(logits, batch.sampled, self._seed, self._config.eos_token_ids)
+        chosen = choose(logits, batch.sampling, before)
+        self._chosen = chosen.tokens
+        outcome = chosen.home(batch.sampling)
+        if not batch.sampling.matchers:
+            return outcome
+        # What a grammar allows next follows from the token that it had.
+        sampled = outcome()
+        return lambda: sampled
+
+    @_on_its_device
+    def check(self) -> None:
+        """Raise if the device computes nothing any more: an error of a kernel comes again with each call."""
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize(self._device)
 
     def _compute_prompt(self, hidden: Tensor, prompt: PromptRows) -> None:
         """Enter how likely the prompt's tokens were, a few rows at a time, since a row has a logit for each token."""
@@ -169,10 +187,13 @@ class ModelRunner:
         for first in range(0, len(prompt.token_ids), at_once):
             tokens = prompt.token_ids[first : first + at_once]
             rows = hidden[prompt.first_row + first : prompt.first_row + first + len(tokens)]
-            logprobs = logprobs_of(self._model.logits(rows), tokens, [prompt.likeliest] * len(tokens))
+            likelihoods = likelihoods_of(
+                self._model.logits(rows), torch.tensor(tokens, device=self._device), prompt.likeliest
+            )
+            logprobs = likelihoods.named(tokens, [prompt.likeliest] * len(tokens))
             prompt.into[prompt.place + first : prompt.place + first + len(tokens)] = logprobs
 
-    @torch.inference_mode()
+    @_on_its_device
     def gather(self, blocks: Sequence[int]) -> Tensor:
         """Return a copy on the host of these blocks' keys and values: [layers, 2, blocks, block_size, kv_heads,
         head_size].
@@ -185,7 +206,7 @@ class ModelRunner:
             gathered[:, :, part] = cache[:, :, list(blocks[part])].cpu()
         return gathered
 
-    @torch.inference_mode()
+    @_on_its_device
     def scatter(self, blocks: Sequence[int], kv: Tensor) -> None:
         """Put back into these blocks what `gather` gave."""
         for part in self._parts(len(blocks)):

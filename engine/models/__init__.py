@@ -4,11 +4,11 @@ loading.py      from a directory or a name to a LoadedModel
 checkpoint.py   the settings and weights in a directory
 tokens.py       tokenizers: the directory's own, or a token a byte
 layers.py       the interface of models and the runner, and rotary positions
-llama.py        Llama, Mistral, Qwen2, Qwen3, with their differences in llama_families.py
+llama.py        Llama, Mistral, Qwen2, Qwen3
 gpt2.py         GPT-2        tiny.py   the model that the engine brings itself
 """
 
-from kvscope.engine.models.layers import ModelConfig
-from kvscope.engine.models.loading import LoadedModel, load_model
+from .layers import ModelConfig
+from .loading import LoadedModel, load_model
 
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear
 
-from kvscope.engine.models.checkpoint import Checkpoint
-from kvscope.engine.models.layers import Attend, ModelConfig, by_inputs
+from .checkpoint import Checkpoint
+from .layers import Attend, ModelConfig, by_inputs
 
 
 class _Linear(NamedTuple):

@@ -50,7 +50,7 @@ class ModelConfig:
 
     @property
     def kv_groups(self) -> list[LayerGroup]:
-        """The layers that see everything first, then those with the window, or one group where all are alike."""
+        """The layers with full attention, then those with a sliding window. A model with one kind has one group."""
         full = tuple(layer for layer in range(self.num_layers) if layer not in self.sliding_layers)
         groups = LayerGroup(None, full), LayerGroup(self.sliding_window, tuple(sorted(self.sliding_layers)))
         return [group for group in groups if group.layers]

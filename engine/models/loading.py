@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import Final
 
 import torch
 
-from kvscope.engine.config import TINY, EngineConfig
-from kvscope.engine.models import tiny
-from kvscope.engine.models.checkpoint import Checkpoint
-from kvscope.engine.models.gpt2 import GPT2
-from kvscope.engine.models.layers import Model, ModelConfig
-from kvscope.engine.models.llama import Llama
-from kvscope.engine.models.llama_families import TRAITS
-from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer, Tokenizer
+from ..config import AUTO, TINY, EngineConfig
+from . import tiny
+from .checkpoint import Checkpoint, read_json
+from .gpt2 import GPT2
+from .layers import Model, ModelConfig
+from .llama import TRAITS, Llama
+from .tokens import ByteTokenizer, DirectoryTokenizer, Tokenizer
 
 ARCHITECTURES: Final[dict[str, Callable[[Checkpoint, int | None], Model]]] = {
     "GPT2LMHeadModel": GPT2,
@@ -37,15 +37,23 @@ class LoadedModel:
         """Bytes of the weights."""
         return sum(weight.nbytes for weight in self.module.weights())
 
+    @property
+    def dtype(self) -> str:
+        """Of the weights, in torch's words."""
+        return str(next(iter(self.module.weights())).dtype).removeprefix("torch.")
+
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Return the model that `config` names, in its dtype on its device.
 
     Raises ValueError, saying what is missing or not supported and what is.
     """
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"device is {config.device!r}, but this machine has no CUDA device that torch can use")
+    if config.device != "cpu":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device is {config.device!r}, but this machine has no CUDA device that torch can use")
+        # Steps of many sizes leave holes in the allocator's blocks, gigabytes of them, unless these can grow.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    dtype: torch.dtype = getattr(torch, _own_dtype(config) if config.dtype == AUTO else config.dtype)
     tokenizer: Tokenizer
     if config.model == TINY:
         checkpoint, tokenizer = tiny.checkpoint(config.seed, dtype, config.device), ByteTokenizer()
@@ -60,3 +68,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     module = ARCHITECTURES[architecture](checkpoint, config.max_model_len)
     checkpoint.refuse_the_rest()
     return LoadedModel(module.config, module, tokenizer)
+
+
+def _own_dtype(config: EngineConfig) -> str:
+    """Return the type of the checkpoint's weights, or bfloat16 if its settings state none."""
+    if config.model == TINY:
+        return "float32"
+    settings = read_json(Path(config.model) / "config.json")
+    return str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16")

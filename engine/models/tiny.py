@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from kvscope.engine.models.checkpoint import Checkpoint
-from kvscope.engine.models.tokens import ByteTokenizer
+from .checkpoint import Checkpoint
+from .tokens import ByteTokenizer
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer as FastTokenizer
 
-from kvscope.engine.models.checkpoint import read_json
+from .checkpoint import read_json
 
 TemplateMessage = Mapping[str, object]
 """One message of a chat: at least `role` and `content`."""

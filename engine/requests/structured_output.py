@@ -11,16 +11,27 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, lru_cache
-from json import dumps
+from json import dumps, loads
 from typing import Any, Final, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CHARACTERS: Final = 1 << 16
-"""Bound of a schema or a regular expression: its client, and others, wait for the check."""
+"""Bound of a schema, or of all choices: its client, and others, wait for the check."""
+MAX_REGEX_CHARACTERS: Final = 1 << 12
+"""Bound of a regular expression, and of all of a schema together. The time for one may grow with its square: 0.6 s for
+2,000 times `.*`, and more than 100 s for 32,000."""
 COMPILED_GRAMMARS_KEPT: Final = 32
 """So many compiled grammars are kept for requests that want the same."""
+MULTIPLES_TOGETHER: Final = 100_000
+"""Bound of the sum of a schema's multipleOf, each without its point and the zeros at its end. The grammar has a state
+for each remainder: 0.2 s and 25 MB at the bound, 160 s and 5.5 GB for {"multipleOf": 9999991}, which nothing stops."""
+LARGEST_NUMBER: Final = 1 << 53
+"""Bound of the numbers in a schema, and the largest that JSON's readers agree on. llguidance ends the process with
+SIGSEGV at {"const": -9223372036854775807}.
+"""
 WHITE_SPACE: Final[dict[str, Any]] = {"whitespace_pattern": " "}
 """In JSON, one space where any white space may stand: no model can go on with spaces for ever."""
 _LIMITS: Final = LLParserLimits(verbose_errors=False)  # or its errors reveal the output
@@ -44,16 +55,23 @@ class StructuredOutputs:
             raise ValueError("exactly one of json, which is a schema, regex and choice must be given")
         if self.choice is not None and not (self.choice and all(self.choice)):
             raise ValueError("choice must hold at least one text, and no empty one")
-        if isinstance(self.json, dict):
-            object.__setattr__(self, "json", dumps(self.json))  # so that equal ones are found again
-        if len(self.json or self.regex or "".join(self.choice or ())) > MAX_CHARACTERS:
-            raise ValueError(f"{self.kind} is longer than the {MAX_CHARACTERS} characters that it may have")
         try:
-            failed, why = LLMatcher.validate_grammar_with_warnings(self.grammar(), limits=_LIMITS)
-        except ValueError as error:
-            failed, why = True, [str(error)]
+            if isinstance(self.json, dict):
+                object.__setattr__(self, "json", dumps(self.json))  # so that equal ones are found again
+            self._check()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust, too: whatever it is, this input caused it
+            raise ValueError(f"{self.kind} cannot be used: {error}") from error
+
+    def _check(self) -> None:
+        """Raise what is wrong with the one that is given."""
+        if len(self.json or self.regex or "".join(self.choice or ())) > MAX_CHARACTERS:
+            raise ValueError(f"it is longer than the {MAX_CHARACTERS} characters that it may have")
+        _check_costs(loads(self.json) if isinstance(self.json, str) else {"pattern": self.regex})
+        failed, why = LLMatcher.validate_grammar_with_warnings(self.grammar(), limits=_LIMITS)
         if failed:
-            raise ValueError(f"{self.kind} cannot be used: {why[0].strip()}")
+            raise ValueError(why[0].strip())
 
     @property
     def kind(self) -> str:
@@ -69,6 +87,33 @@ class StructuredOutputs:
         if self.choice is not None:
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(dumps, self.choice)))
         return LLMatcher.grammar_from_regex(self.regex or "")
+
+
+def _check_costs(schema: object) -> None:
+    """Raise ValueError for a schema for which the compiler takes too long, or with which it ends the process."""
+    together, characters, waiting = 0, 0, [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+            if type(multiple := one.get("multipleOf")) in (int, float):
+                together += int("".join(map(str, Decimal(str(multiple)).normalize().as_tuple().digits)) or 0)
+            of_names = one.get("patternProperties")
+            patterns = [one.get("pattern"), *(of_names if isinstance(of_names, dict) else ())]
+            characters += sum(len(pattern) for pattern in patterns if isinstance(pattern, str))
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, int | float) and not abs(one) <= LARGEST_NUMBER:
+            raise ValueError(f"it has the number {one:.6g}, and may have {LARGEST_NUMBER} at most, or its negative")
+    if characters > MAX_REGEX_CHARACTERS:
+        raise ValueError(
+            f"it has {characters:,} characters of regular expressions, and may have {MAX_REGEX_CHARACTERS:,}"
+        )
+    if together > MULTIPLES_TOGETHER:
+        raise ValueError(
+            f"its multipleOf are {together:,} together, without their points and the zeros at their ends, and may be"
+            f" {MULTIPLES_TOGETHER:,}: each remainder is a state of the grammar"
+        )
 
 
 class Matcher:
@@ -145,8 +190,8 @@ class GrammarCompiler:
     def _run(self, number: int, wanted: StructuredOutputs) -> None:
         try:
             self._done.append(Compiled(number, self._compiled(wanted).copy()))
-        except Exception as error:  # whatever it is concerns this request, which waits for an answer
-            self._done.append(Compiled(number, None, f"structured_outputs: {wanted.kind} cannot be used: {error}"))
+        except BaseException as error:  # a panic in Rust, too: it concerns this request, which waits for an answer
+            self._done.append(Compiled(number, None, f"{wanted.kind} cannot be used: {error}"))
         self._wake()
 
     def _compile(self, wanted: StructuredOutputs) -> Matcher:

@@ -22,18 +22,15 @@ from __future__ import annotations
 
 import logging
 
-from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
-from kvscope.engine.connectors.base import KVConnector
-from kvscope.engine.faults import Faults
-from kvscope.engine.requests.request import Request
-from kvscope.engine.scheduling.admission import Admission, outgrows_pool
-from kvscope.engine.scheduling.deferred_free import ConnectorTransfers
-from kvscope.engine.scheduling.preemption import PreemptionPolicy
-from kvscope.engine.scheduling.scheduler_state import SchedulerState
-from kvscope.engine.scheduling.scheduling_rules import OWN_RULES, SchedulingRules
-from kvscope.engine.scheduling.step_plan import SchedulerOutput
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Cause, Limit, Release, Status
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.kinds import Cause, Limit, Release, Status
+
+from ..blocks.kv_cache_manager import KVCacheManager
+from ..connectors.base import KVConnector
+from ..faults import Faults
+from ..requests.request import Request
+from .admission import Admission, ConnectorTransfers, PreemptionPolicy, outgrows_pool
+from .scheduler_state import OWN_RULES, SchedulerOutput, SchedulerState, SchedulingRules
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.request_statistics import BucketCounts
-from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS
+from ..core.engine_core import EngineCore
+from ..core.intake import BucketCounts
+from .text_stream import OPENAI_FINISH_REASONS
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class EngineCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
+        """Yield all metrics."""
         core = self.core
         scheduler, counts, log = core.scheduler, core.counts, core.log
         yield self._gauge("vllm:num_requests_running", "Requests that are running.", len(scheduler.running))

@@ -8,20 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request_output import Output, PromptLogprobs, Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS, TextStream
-from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.events.trace_context import TraceContext
+from kvscope.monitor.contract.kinds import Status
+from kvscope.monitor.contract.trace_context import TraceContext
+
+from ..core.engine_core import EngineCore
+from ..requests.request import KVTransferParams, Output, PromptLogprobs, Sampled, SamplingParams
+from .text_stream import OPENAI_FINISH_REASONS, TextStream
 
 SUBMITTED_AT_ONCE: Final = 16
 """Requests of one client that go to the engine before others' turn."""
 
 
 class EngineError(RuntimeError):
-    """The engine failed at a request, or stops."""
+    """The engine failed at a request, or stops. `blamed`: the field of SamplingParams that it failed for, if any."""
+
+    def __init__(self, message: str, blamed: str = "") -> None:
+        super().__init__(message)
+        self.blamed = blamed
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Texts:
             self.reasons[number] = OPENAI_FINISH_REASONS[output.status]
             self.kv_offer = output.kv_offer
         if output.error or output.status == Status.FINISHED_ABORTED:
-            raise EngineError(output.error or "the engine is stopping")
+            raise EngineError(output.error or "the engine is stopping", output.blamed)
         self.sampled[number] += output.sampled
         if output.prompt_logprobs is not None:
             self.prompt_logprobs[number] = output.prompt_logprobs

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from kvscope.engine.config import TINY, EngineConfig
-from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.event_stream import EventStream
-from kvscope.engine.models import load_model
-from kvscope.engine.requests.request_output import Logprob, Output, Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.serving.text_stream import OPENAI_FINISH_REASONS, TextStream
-from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.contract.kinds import Status
+
+from ..config import TINY, EngineConfig
+from ..core.assembly import EventStream
+from ..core.engine_core import EngineCore
+from ..models import load_model
+from ..requests.request import Logprob, Output, Sampled, SamplingParams
+from .text_stream import OPENAI_FINISH_REASONS, TextStream
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
@@ -155,7 +155,11 @@ class _Work:
         self._logprobs = logprobs
 
     def take(self, output: Output) -> bool:
-        """Whether a stop string ended it before the engine did. Raises RuntimeError if the engine failed at it."""
+        """Whether a stop string ended it before the engine did. Raises RuntimeError if the engine failed at it, and
+        ValueError if it did for a field of the SamplingParams.
+        """
+        if output.blamed:
+            raise ValueError(f"{output.blamed}: {output.error}")
         if output.error:
             raise RuntimeError(output.error)
         if self.reason:

@@ -8,23 +8,26 @@ honour them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
-from kvscope.engine.models.tokens import Tokenizer
-from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request_output import Logprob, PromptLogprobs, Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.engine.requests.structured_output import StructuredOutputs
-from kvscope.engine.serving.text_stream import UNFINISHED_CHARACTER
+from ..models.tokens import Tokenizer
+from ..requests.request import KVTransferParams, Logprob, PromptLogprobs, Sampled, SamplingParams
+from ..requests.structured_output import StructuredOutputs
+from .text_stream import UNFINISHED_CHARACTER
 
 logger = logging.getLogger(__name__)
 
+MAX_TEXTS: Final = 2_048
+"""Prompts times n of one request."""
 MAX_STOPS: Final = 16
 MAX_NUMBER: Final = (1 << 53) - 1
 """The largest number that JSON's readers agree on, well within an event's range."""
@@ -172,6 +175,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def num_tokens(self, default: int) -> int:
         """How many tokens to generate at most."""
         return default if self.max_tokens is None else self.max_tokens
+
+    def sent_field(self, name: str) -> str:
+        """Return the field of the request that a field of SamplingParams is from."""
+        return "response_format" if name == "structured_outputs" and self.response_format is not None else name
 
     def structure(self) -> StructuredOutputs | None:
         """Return the structure of the output, by whichever field gives it. Raises BadRequest."""
@@ -420,6 +427,7 @@ _REQUEST_DECODERS: Final = {
 }
 _NAMES_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ignored: set[str] = set()
+_LISTS: Final = re.compile(rb"\[\s*\[")
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _FIELD: Final = re.compile(r"field `(.+?)`")
 
@@ -427,6 +435,8 @@ _FIELD: Final = re.compile(r"field `(.+?)`")
 def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     """Return the request in `body`. Raises BadRequest, naming the field."""
     try:
+        fields = _NAMES_DECODER.decode(body)
+        _require_few_lists(bytes(fields.get("prompt", b"")))
         request = _REQUEST_DECODERS[kind].decode(body)
     except msgspec.ValidationError as error:
         text = str(error)
@@ -437,14 +447,23 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     assert isinstance(request, kind)
-    _log_ignored(kind, body)
+    _log_ignored(kind, fields)
     return request
 
 
-def _log_ignored(kind: type[RequestT], body: bytes) -> None:
+def _require_few_lists(prompt: bytes) -> None:
+    """Refuse more lists of token ids than one request may have before they are made: millions of them stop every thread
+    for seconds.
+    """
+    lists = prompt.count(b"[") - 1
+    if lists > MAX_TEXTS and _LISTS.match(prompt):
+        raise BadRequest(f"{lists:,} prompts are more than the {MAX_TEXTS:,} texts of one request", "prompt")
+
+
+def _log_ignored(kind: type[RequestT], fields: Iterable[str]) -> None:
     """Log each field that `kind` does not have, once in the life of the process."""
     known = kind.__struct_fields__
-    for name in _NAMES_DECODER.decode(body):
+    for name in fields:
         if name not in known and name not in _ignored and len(_ignored) < IGNORED_NAMES:
             _ignored.add(name)
             logger.warning("requests have the field %.64r, which is not known here and is ignored", name)
@@ -463,3 +482,62 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+READER_THREADS: Final = 2
+"""Bodies that are parsed and tokenized at once, while the others wait."""
+ReadT = TypeVar("ReadT")
+
+
+class ReadRequest(NamedTuple):
+    """A request, the token ids of its prompts, and how to sample."""
+
+    asked: GenerationRequest
+    prompts: list[list[int]]
+    params: SamplingParams
+    echoed: Sequence[str] = ()
+    """The text of each prompt, if it is to be part of the answer."""
+
+
+class PromptEncoder:
+    """Encodes prompts for a model of `max_model_len` tokens. Raises BadRequest for those that are too long.
+
+    A prompt that cannot fit the model whatever it holds is refused by its length before it is encoded, as in vLLM
+    (`vllm/renderers/params.py`): a megabyte of text takes a tokenizer seconds.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._max_characters = max_model_len * tokenizer.max_chars_per_token
+
+    def text(self, text: str) -> list[int]:
+        """Return the token ids of a prompt."""
+        self._require_fits(len(text), "prompt")
+        return self._tokenizer.encode(text)
+
+    def chat(self, messages: list[ChatMessage]) -> list[int]:
+        """Return the token ids of a chat up to where the answer begins. Raises ValueError if the model cannot chat."""
+        self._require_fits(sum(len(message.text) for message in messages), "messages")
+        return self._tokenizer.encode_chat([message.as_dict() for message in messages])
+
+    def _require_fits(self, characters: int, param: str) -> None:
+        if characters > self._max_characters:
+            raise BadRequest(
+                f"the prompt has {characters:,} characters, which are more than max_model_len tokens:"
+                f" max_model_len is {self._max_model_len:,}, and a token has"
+                f" {self._tokenizer.max_chars_per_token} characters at most",
+                param,
+            )
+
+
+class RequestReader:
+    """Reads bodies, which threads parse and tokenize, so that no long prompt delays other requests."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(READER_THREADS, "kvscope-request")
+
+    async def read(self, request: Request, parse: Callable[[bytes], ReadT]) -> ReadT:
+        """Return what `parse`, called in a thread, makes of the body."""
+        body = await request.body()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse, body)

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -27,18 +27,26 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.intake import EngineDead, Refused
-from kvscope.engine.models.tokens import Tokenizer
-from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.serving.engine_metrics import EngineCollector, StatsLine
-from kvscope.engine.serving.frontend import EngineError, FrontEnd, Texts
-from kvscope.engine.serving.openai_protocol import (
+from kvscope.monitor.base import limits
+from kvscope.monitor.base.bounded_server import BoundedRequests, ServerLimits
+from kvscope.monitor.contract import trace_context
+
+from ..core.engine_core import EngineCore
+from ..core.intake import EngineDead, Refused
+from ..models.tokens import Tokenizer
+from ..requests.request import Sampled
+from .engine_metrics import EngineCollector, StatsLine
+from .frontend import EngineError, FrontEnd, Texts
+from .openai_protocol import (
+    MAX_TEXTS,
     BadRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
+    PromptEncoder,
+    ReadRequest,
+    RequestReader,
     StreamOptions,
     TokenizeRequest,
     chat_logprobs,
@@ -48,20 +56,17 @@ from kvscope.engine.serving.openai_protocol import (
     prompt_logprobs_body,
     usage,
 )
-from kvscope.engine.serving.request_reader import PromptEncoder, ReadRequest, RequestReader
-from kvscope.monitor.bounded_server import BoundedRequests, ServerLimits
-from kvscope.monitor.events import limits, trace_context
 
 STATS_S: Final = 10.0
 """Between two stats lines: vLLM's default."""
-MAX_TEXTS: Final = 2_048
-"""Prompts times n of one request."""
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default for completions. A chat may go on to the model's end."""
 ENGINE_LIMITS: Final = ServerLimits(
     body_bytes=limits.ENGINE_BODY_BYTES,
+    bodies_bytes=limits.ENGINE_BODIES_BYTES,
     connections=limits.ENGINE_CONNECTIONS,
     requests=limits.ENGINE_REQUESTS,
+    files_kept=lambda: limits.ENGINE_FILES,
     always=frozenset({"/health", "/metrics"}),
 )
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -122,6 +127,7 @@ class Server:
         self._reader = RequestReader()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(core))
+        ProcessCollector(registry=self._registry)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: one text for each prompt."""
@@ -396,7 +402,7 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
         while await texts.next() is not None:
             pass
     except EngineError as error:
-        return await _send_body(send, 500, error_body(str(error), status=500), head)
+        return await _send_body(send, 400 if error.blamed else 500, _failed(error, form), head)
     choices: list[dict[str, Any]] = []
     of_prompt: dict[str, Any] = {}
     for index, (number, text) in enumerate(texts.made.items()):
@@ -409,6 +415,14 @@ async def _send_whole(send: Send, texts: Texts, form: _Form, head: Mapping[str, 
     offer = {} if texts.kv_offer is None else {"kv_transfer_params": texts.kv_offer}
     body = {**head, "object": form.whole_name, "choices": choices, "usage": _usage(texts), **of_prompt, **offer}
     return await _send_body(send, 200, body, head)
+
+
+def _failed(error: EngineError, form: _Form) -> dict[str, Any]:
+    """Return the error in OpenAI's words: the client's, if a field of its request is to blame."""
+    if not error.blamed:
+        return error_body(str(error), status=500)
+    field = form.read.asked.sent_field(error.blamed)
+    return error_body(f"{field}: {error}", param=field)
 
 
 def _usage(texts: Texts) -> dict[str, int]:
@@ -450,7 +464,7 @@ async def _send_stream(send: Send, texts: Texts, form: _Form, head: Mapping[str,
         if options.include_usage:
             await _send_chunk(send, {**head, "choices": [], "usage": _usage(texts)})
     except EngineError as error:
-        await _send_chunk(send, error_body(str(error), status=500))
+        await _send_chunk(send, _failed(error, form))
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvscope.engine.models.tokens import Tokenizer
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.contract.kinds import Status
+
+from ..models.tokens import Tokenizer
+from ..requests.request import SamplingParams
 
 OPENAI_FINISH_REASONS: Final = {
     Status.FINISHED_STOPPED: "stop",

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import re
 
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ..ledger.engine_ledger import EngineLedger
 
 DEFAULT_BUDGET = 8192
 """Tokens a step: what serving a stream of unlike requests was seen to do well with."""
+SMALLER_BUDGET = f"--max-num-batched-tokens (to {DEFAULT_BUDGET}, say)"
+WHOLE_PROMPTS = "--scheduler-reserve-full-isl, which vLLM has since 0.19 and sets by default"
+MORE_ROOM = "--kv-cache-memory-bytes, a higher --gpu-memory-utilization, no --num-gpu-blocks-override"
+NAMED_SIZE = "the --kv-cache-memory-bytes that the finding names"
+"""Phrases of runbooks, for engines about which nothing is known."""
 
 
 def at_hand(ledger: EngineLedger, *, vllm: str, kvscope: str) -> str:
     """Return the text for this kind of engine, or for both kinds where the kind is unknown."""
     if ledger.description.engine == "kvscope":
         return kvscope
-    return vllm if ledger.description.engine else f"{vllm} (vLLM), or {kvscope} (kvscope's engine)"
+    return vllm if ledger.description.engine else either_kind(vllm=vllm, kvscope=kvscope)
+
+
+def either_kind(*, vllm: str, kvscope: str) -> str:
+    """Return the text for both kinds of engine, as runbooks have it."""
+    return f"{vllm} (vLLM), or {kvscope} (kvscope's engine)"
+
+
+def them(count: int) -> str:
+    """Return the pronoun for so many requests."""
+    return "it" if count == 1 else "them"
 
 
 def named(ledger: EngineLedger) -> str:
@@ -47,7 +62,7 @@ def smaller_budget(ledger: EngineLedger) -> str:
     stated = ledger.facts.get("max_num_batched_tokens")
     now = ledger.description.max_num_batched_tokens or (int(stated.value) if stated is not None else 0)
     if not now:
-        return f"--max-num-batched-tokens (to {DEFAULT_BUDGET}, say)"
+        return SMALLER_BUDGET
     return f"--max-num-batched-tokens to {min(DEFAULT_BUDGET, max(now // 2, 1))} (it is {now})"
 
 
@@ -55,5 +70,5 @@ def room_for(ledger: EngineLedger, blocks: int) -> str:
     """Return the flag that gives a pool this many blocks, the reserved ones included."""
     each = ledger.description.kv_bytes_per_block
     if not each:
-        return "--kv-cache-memory-bytes, a higher --gpu-memory-utilization, no --num-gpu-blocks-override"
+        return MORE_ROOM
     return f"--kv-cache-memory-bytes {blocks * each}, and no --num-gpu-blocks-override"

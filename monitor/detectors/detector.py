@@ -1,26 +1,98 @@
-"""The base class of detectors: one class for each finding code.
+"""The base class of detectors, one class for each finding code, and what a detector declares and returns.
 
 A detector is a class in a module of a family's folder. The registry finds it there and derives the catalogue, the
 thresholds, cause and effect, the reference page and the Prometheus rules from its attributes. docs/write-a-detector.md
 shows one, and how another distribution brings its own.
+
+Threshold     a number that a detector compares with; Settings are the values in force
+SampleNeed    from how many samples, and over how long, it can decide where metrics are all there is
+Causes        the effects that its findings may have, each with a tie: what must hold for one finding to be the effect
+              of another in the same engine
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, Unpack, get_args
 
-from kvscope.monitor.detectors.judgement import Judgement, Severity
-from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.engine_snapshot import EngineSnapshot
+from ..base.text import counted, duration
+from ..ledger.engine_ledger import EngineLedger
+from .harm import GradedT, verdict_of
+from .judgement import Alternative, HoldsBlocks, Judgement, Severity, ShortOfBlocks, Unless
+from .runbook_files import FindingFields, with_advice
+
+
+class Threshold:
+    """A number that a detector compares with: its default, its unit, and the reason for the default.
+
+    An attribute of the detector that it belongs to, which gives it its name: `leak.finished-held.grace_s`, as `--set
+    CODE.NAME=VALUE` takes it. Several detectors' shared code may hold the object. One class owns it.
+    """
+
+    def __init__(self, value: float, unit: str, reason: str) -> None:
+        self.value = value
+        self.unit = unit
+        self.reason = reason
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name from the class and the attribute."""
+        self.name = f"{getattr(owner, 'code', '')}.{name}"
+
+    def __repr__(self) -> str:
+        return f"{self.name}={self.value:g} {self.unit}"
+
+
+class Settings:
+    """The thresholds in force: every threshold's default, and the values that were set instead, by full name."""
+
+    def __init__(self, changed: Mapping[str, float] | None = None) -> None:
+        self._changed = dict(changed or {})
+
+    def __call__(self, threshold: Threshold) -> float:
+        """Return the value in force."""
+        return self._changed.get(threshold.name, threshold.value)
+
+
+class SampleNeed(NamedTuple):
+    """The least that a rule decides from.
+
+    samples: the fewest. seconds: the time that they must span (None: any). what: the state of the engine that has to
+    show in all of them. longest_interval_s: samples further apart than this decide nothing (None: any distance).
+    """
+
+    samples: int
+    seconds: Threshold | None
+    what: str
+    longest_interval_s: Threshold | None = None
+
+    def decides_after_s(self, interval_s: float, settings: Settings | None = None) -> float:
+        """Return how long the state must last at one sample each `interval_s` seconds, or infinity if it never
+        decides.
+        """
+        values = settings or Settings()
+        if self.longest_interval_s is not None and interval_s > values(self.longest_interval_s):
+            return math.inf
+        spanned = values(self.seconds) if self.seconds is not None else 0.0
+        return max(self.samples - 1, math.ceil(spanned / interval_s)) * interval_s
+
+    def text(self, settings: Settings, interval_s: float) -> str:
+        """Return the need as a sentence for a finding that is not decided."""
+        span = f" over {duration(settings(self.seconds))} or more" if self.seconds is not None else ""
+        least = f"This rule decides from {counted(self.samples, 'sample')}{span}"
+        after_s = self.decides_after_s(interval_s, settings) if interval_s > 0 else math.inf
+        return (
+            least
+            if after_s == math.inf
+            else f"{least}, so after {duration(after_s)} at one sample each {duration(interval_s)}"
+        )
+
 
 Signal = Literal["stream", "metrics", "log", "kv-events", "report"]
 """A kind of evidence: the event stream, a metrics page or Prometheus, the engine's log, KV events, a bug report."""
 SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
-
 CauseT = TypeVar("CauseT", bound=Judgement)
 EffectT = TypeVar("EffectT", bound=Judgement)
 JudgementT = TypeVar("JudgementT", bound=Judgement)
@@ -47,26 +119,37 @@ class Causes(Generic[CauseT]):
 
 
 class Detector(Generic[JudgementT]):
-    """One finding code: what it is called, what it needs, what it compares with, and how it is found.
+    """One finding code from one source of evidence: what it is called, what it needs, and how it is found.
 
-    code: `family.name`, or `vendor.name` of a plug-in. requires: any one of these signals is enough. position: the
-    place in the catalogue and in the order of detection. runbook: Markdown, or the resource that has it. kvscope's own
-    codes have theirs in docs/runbooks.
-    sample_need: the least samples to decide from metrics alone, if it can. Thresholds are attributes of type Threshold.
+    code: `family.name`, or `vendor.name` of a plug-in. requires: any one of these signals is enough. runbook: Markdown,
+    or the resource that has it. kvscope's own codes have theirs in docs/runbooks. Its bullets under *Do now*, *Change*
+    and *What will not help* are the advice of a finding. sample_need: the least samples to decide from metrics alone,
+    if it can. Thresholds are attributes of type Threshold.
 
-    A detector has no state: `detect` reads the ledger, which it must not change, and yields what is wrong now. Pending
-    periods over time, resolving and merging belong to kvscope.monitor.findings.
+    A detector has no state: `detect` reads the ledger, which it must not change, and yields what is wrong now, each
+    made by `finding`, `holding` or `short_of_blocks`. Pending periods over time, resolving and merging belong to
+    kvscope.monitor.detectors.findings.
     """
 
     code: ClassVar[str] = ""
     severity: ClassVar[Severity]
     title: ClassVar[str]
     requires: ClassVar[tuple[Signal, ...]]
-    position: ClassVar[int] = 10_000
     runbook: ClassVar[str | Traversable] = ""
+    alternatives: ClassVar[tuple[Alternative | Unless, ...]] = ()
+    settles_s: ClassVar[float] = 0.0
+    """How long a finding lasts without a judgement, where what is measured hovers about a threshold."""
+    recurs: ClassVar[bool] = False
+    """Whether it is about events that recur: evidence and requests are those of the last one."""
+    counts_events: ClassVar[bool] = False
+    """Whether it counts the events of a window: those before its cause ended are the cause's effects for good."""
+    outlasts_epoch: ClassVar[bool] = False
+    """Whether it is about the observer, so that a restart or the silence of the engine changes nothing for it."""
     sample_need: ClassVar[SampleNeed | None] = None
     thresholds: ClassVar[Mapping[str, Threshold]] = {}
     """By attribute name, derived from the attributes."""
+    causes: Causes[JudgementT] = Causes()
+    """The effects that a finding of this code may have in the same engine."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Collect the thresholds."""
@@ -74,26 +157,66 @@ class Detector(Generic[JudgementT]):
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Threshold)}
         cls.thresholds = {**cls.thresholds, **own}
 
-    def causes(self) -> Causes[JudgementT]:
-        """Return the effects that a finding of this code may have in the same engine."""
-        return Causes()
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether the ledger, which has these signals, has what `detect` reads."""
+        return not signals.isdisjoint(self.requires)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[JudgementT]:
-        """Yield a judgement for each problem of this code in the engine now.
-
-        A detector of another distribution overrides `inspect` instead: the ledger's columns may change with a release.
+        """Yield a judgement for each problem of this code in the engine now. `ledger.siblings` are the other
+        data-parallel ranks of its server.
         """
-        return self.inspect(EngineSnapshot(ledger), settings)
-
-    def inspect(self, engine: EngineSnapshot, settings: Settings) -> Iterator[JudgementT]:
-        """Yield the same from a read-only view of the engine, whose names are public."""
         raise NotImplementedError
 
-    def detect_rank(
-        self, ledger: EngineLedger, siblings: Sequence[EngineLedger], settings: Settings
-    ) -> Iterator[JudgementT]:
-        """Yield the same for an engine beside the other data-parallel ranks of its server. Override it to compare."""
-        return self.detect(ledger, settings)
+    def finding(self, ledger: EngineLedger, **fields: Unpack[FindingFields]) -> Judgement:
+        """Return a judgement of this code about the engine. Unless `fields` have a verdict, it is confirmed, or likely
+        if a signal is `missing`. Its advice is that of the runbook, under the heading `case` if there is one, with
+        `numbers` in place of the phrases that they name.
+        """
+        return self._made(Judgement, ledger, fields)
+
+    def holding(
+        self, ledger: EngineLedger, share_of_pool: float | None, **fields: Unpack[FindingFields]
+    ) -> HoldsBlocks:
+        """Return the same about blocks that are held and do not return."""
+        return self._made(HoldsBlocks, ledger, fields, share_of_pool=share_of_pool)
+
+    def short_of_blocks(
+        self, ledger: EngineLedger, blocks_needed: int, blocks_free_for_it: int, **fields: Unpack[FindingFields]
+    ) -> ShortOfBlocks:
+        """Return the same about a request that needs more blocks than are free for it."""
+        needs = {"blocks_needed": blocks_needed, "blocks_free_for_it": blocks_free_for_it}
+        return self._made(ShortOfBlocks, ledger, fields, **needs)
+
+    def _made(self, kind: type[GradedT], ledger: EngineLedger, fields: FindingFields, **typed: float | None) -> GradedT:
+        verdict = "likely" if fields.get("missing") else "confirmed"
+        own: dict[str, Any] = {"verdict": verdict, **with_advice(self.runbook or self.code, fields), **typed}
+        return verdict_of(ledger, kind(self.code, ledger.engine, **own), self.severity, self.alternatives)
+
+
+class StreamDetector(Detector[JudgementT]):
+    """A code, or a part of one, that the event stream shows."""
+
+    requires: ClassVar[tuple[Signal, ...]] = ("stream",)
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether the engine's state is known from its event stream."""
+        return ledger.has_stream
+
+
+class FromSamples:
+    """Mixed into the detector of a code: finds it from metrics or a log, for an engine without an event stream."""
+
+    requires: ClassVar[tuple[Signal, ...]] = ("metrics", "log")
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether there are samples, and no event stream."""
+        return not ledger.has_stream and bool(ledger.samples) and not signals.isdisjoint(self.requires)
+
+
+class FromMetrics(FromSamples):
+    """The same without the statistics in a log."""
+
+    requires: ClassVar[tuple[Signal, ...]] = ("metrics",)
 
 
 def signals_of(ledger: EngineLedger) -> frozenset[Signal]:

@@ -1,25 +1,33 @@
-"""The harm that a finding does, and the severity that follows from it.
+"""The harm that a finding does, the severity that follows from it, and the other explanations of what was seen.
 
 The severity of a code in the catalogue is the one of an incident that matters. The effect of an *error* is measured:
 one with little effect yet is a *warning*. Blocks that are held and do not return are an *error* once they are half the
 pool. Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them.
+
+A rule's own conditions exclude most alternatives of what its code sees in the event stream. The others (`Unless`)
+remain while a verdict is *likely*: the signal that would exclude them is absent. A *confirmed* finding has none that
+remains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from kvscope.monitor.detectors.alternative_table import with_alternatives
-from kvscope.monitor.detectors.judgement import FindingHarm, HoldsBlocks, Judgement, Severity
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.pool_forecast import MOST_POINTS, PoolForecast, forecast_from_usage, forecast_full
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import duration
+from ..base.text import duration
+from ..contract.kinds import Cause
+from ..ledger.engine_ledger import EngineLedger
+from ..ledger.pool_forecast import MOST_POINTS, PoolForecast, forecast_from_usage, forecast_full
+from ..ledger.records import RequestState
+from .judgement import Alternative, FindingHarm, HoldsBlocks, Judgement, Severity, Unless
+
+UNSEEN_CAUSE: Final = "a cause that this source does not expose"
+"""An alternative of a finding from metrics, a log or a report, whose `missing` names the source that would show it."""
+NO_EVENT_IS_MISSING: Final = "no event of the stream is missing"
+NAMED_SINCE: Final = "events received since the loss name its blocks and requests"
 
 
 class HarmBar(NamedTuple):
@@ -41,41 +49,102 @@ HARM_BARS: Final = (
 HELD_BAR: Final = HarmBar("error", "share_of_pool", 0.5, "of the pool", "half of the load has no room left")
 """A *warning* about blocks that do not return and that reaches this is an *error*."""
 _SHORT_OF_BLOCKS: Final = frozenset((int(Cause.KV_BLOCKS), int(Cause.BEHIND_HEAD)))
+_BEHIND_IT: Final = _SHORT_OF_BLOCKS | {int(Cause.NEW), int(Cause.PREEMPTED)}
+GradedT = TypeVar("GradedT", bound=Judgement)
 
 
-def graded(
-    ledger: EngineLedger, judgements: Iterable[Judgement], severities: Mapping[str, Severity]
-) -> list[Judgement]:
-    """Return the judgements with their harm, severity and alternatives. severities: of the catalogue, by code."""
-    waiting = _Waiting(ledger)
-    return [with_alternatives(ledger, _graded(waiting, judged, severities.get(judged.code))) for judged in judgements]
+def verdict_of(
+    ledger: EngineLedger, judged: GradedT, severity: Severity, table: Iterable[Alternative | Unless]
+) -> GradedT:
+    """Return what was seen with its harm, severity and alternatives. `severity` and `table` are those of its code."""
+    harm = _harm_of(ledger, judged) if severity in ("error", "warning") else None
+    graded = judged.severity
+    if harm is not None and ledger.has_stream and graded != "info":
+        graded = severity_by_harm(judged, severity, harm)
+    return msgspec.structs.replace(
+        judged,
+        harm=harm,
+        severity=graded,
+        alternatives=judged.alternatives or _alternatives(ledger, judged, table),
+        explanation=judged.explanation + _forecast_text(harm.forecast if harm is not None else None),
+    )
 
 
-def _graded(waiting: _Waiting, judged: Judgement, severity: Severity | None) -> Judgement:
-    if severity not in ("error", "warning"):
-        return judged
-    if not waiting.ledger.has_stream:
-        return _with_forecast(waiting.ledger, judged)
-    harm = waiting.harm_of(judged)
-    text = judged.explanation + _forecast_text(harm.forecast)
-    graded_severity = judged.severity if judged.severity == "info" else severity_by_harm(judged, severity, harm)
-    return msgspec.structs.replace(judged, harm=harm, severity=graded_severity, explanation=text)
+def _alternatives(
+    ledger: EngineLedger, judged: Judgement, table: Iterable[Alternative | Unless]
+) -> tuple[Alternative, ...]:
+    """Return the other explanations of a judgement. excluded_by is empty for those that remain."""
+    confirmed = judged.verdict == "confirmed"
+    found = [
+        Alternative(one.name, one.excluded_by if confirmed or isinstance(one, Alternative) else "")
+        for one in (table if ledger.has_stream else ())
+    ]
+    if found:
+        damaged = ledger.state.damaged
+        lost = NAMED_SINCE if damaged and confirmed else "" if damaged else NO_EVENT_IS_MISSING
+        found.append(Alternative("events that were lost", lost))
+    if not confirmed and all(one.excluded_by for one in found):
+        found.append(Alternative(UNSEEN_CAUSE, ""))
+    return tuple(found)
 
 
-def _with_forecast(ledger: EngineLedger, judged: Judgement) -> Judgement:
-    """Add when the pool is full, by usage over time. A verdict that may be wrong about the hold has no forecast."""
-    if not isinstance(judged, HoldsBlocks) or judged.pending or judged.verdict == "cannot-tell":
-        return judged
+def _harm_of(ledger: EngineLedger, judged: Judgement) -> FindingHarm | None:
+    """Measure what it does to requests and to the pool. From metrics, only when the pool will be full is known."""
+    # A hold that may be none has no forecast.
+    forecasts = isinstance(judged, HoldsBlocks) and not judged.pending
+    if not ledger.has_stream:
+        forecast = _forecast_by_usage(ledger) if forecasts and judged.verdict != "cannot-tell" else None
+        return FindingHarm(None, ledger.samples[-1].waiting, None, None, forecast) if forecast is not None else None
+    living, state = ledger.living(), ledger.state
+    harmed = {record.number: record for record in _harmed(ledger, judged)}
+    wall_minus_mono = ledger.wall(1) - 1
+    now_ns, began_ns = ledger.now_ns - wall_minus_mono, judged.since_ns - wall_minus_mono
+    lost = sum([now_ns - max(r.since_ns, r.progressed_ns, began_ns) for r in harmed.values()]) / 1e9
+    share = judged.share_of_pool if isinstance(judged, HoldsBlocks) else None
+    usable = max(state.total - state.reserved, 1)
+    return FindingHarm(
+        share_of_pool=round(len(judged.blocks) / usable if share is None else share, 4),
+        requests_waiting=len(harmed),
+        share_of_requests=round(len(harmed) / max(len(living.waiting) + len(living.running), 1), 4),
+        lost_s=round(max(lost, 0.0), 1),
+        forecast=_forecast_by_blocks(ledger) if forecasts else None,
+    )
+
+
+def _harmed(ledger: EngineLedger, judged: Judgement) -> Iterator[RequestState]:
+    """Yield its requests that still live, and for lost blocks or a blocked head of the queue, the requests that wait
+    for blocks.
+    """
+    living, head, named = ledger.living(), ledger.head(), set(judged.requests)
+    yield from (record for record in (*living.waiting, *living.running) if record.id in named)
+    if head is None or head.cause not in _SHORT_OF_BLOCKS:
+        return
+    if isinstance(judged, HoldsBlocks) or head.id in named:
+        yield from (record for record in living.waiting if record.cause in _BEHIND_IT)
+
+
+def _forecast_by_usage(ledger: EngineLedger) -> PoolForecast | None:
     blocks = ledger.facts.get("num_gpu_blocks")
     if blocks is None or isinstance(blocks.value, str):
-        return judged
+        return None
     known = [(one.at_ns / 1e9, one.usage) for one in ledger.samples if one.at_ns and one.usage is not None]
     usable = round(blocks.value) - 1  # block 0 is vLLM's own
-    forecast = forecast_from_usage([at_s for at_s, _ in known], [usage for _, usage in known], usable)
-    if forecast is None:
-        return judged
-    harm = FindingHarm(None, ledger.samples[-1].waiting, None, None, forecast)
-    return msgspec.structs.replace(judged, harm=harm, explanation=judged.explanation + _forecast_text(forecast))
+    return forecast_from_usage([at_s for at_s, _ in known], [usage for _, usage in known], usable)
+
+
+def _forecast_by_blocks(ledger: EngineLedger) -> PoolForecast | None:
+    """Forecast when all blocks without a living request fill what living ones usually leave of the pool."""
+    points = list(ledger.points)
+    points = points[:: -(-len(points) // MOST_POINTS) or 1]
+    if len(points) < 2:
+        return None
+    state, balances = ledger.state, [point.balance for point in points]
+    live = median([one.running + one.waiting for one in balances])
+    return forecast_full(
+        [point.at_ns / 1e9 for point in points],
+        [one.finished + one.unaccounted for one in balances],
+        round(state.total - state.reserved - live),
+    )
 
 
 def _forecast_text(forecast: PoolForecast | None) -> str:
@@ -92,67 +161,3 @@ def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm) -
     if severity == "warning" and isinstance(judged, HoldsBlocks) and (harm.share_of_pool or 0) >= HELD_BAR.least:
         return "error"
     return severity
-
-
-class _Waiting:
-    """The requests of an engine by id and by what they wait for, sorted once for all of its judgements."""
-
-    def __init__(self, ledger: EngineLedger) -> None:
-        self.ledger = ledger
-        self._by_id: dict[str, RequestState] | None = None
-        self._for_blocks: list[RequestState] = []
-        self._has_forecast = False
-        self._pool_forecast: PoolForecast | None = None
-
-    def harm_of(self, judged: Judgement) -> FindingHarm:
-        """Measure what it does to requests and to the pool."""
-        ledger, state = self.ledger, self.ledger.state
-        usable = max(state.total - state.reserved, 1)
-        share = judged.share_of_pool if isinstance(judged, HoldsBlocks) else None
-        harmed = {record.number: record for record in self._harmed(judged)}
-        wall_minus_mono = ledger.wall(1) - 1
-        now_ns, began_ns = ledger.now_ns - wall_minus_mono, judged.since_ns - wall_minus_mono
-        lost = sum([now_ns - max(r.since_ns, r.progressed_ns, began_ns) for r in harmed.values()]) / 1e9
-        return FindingHarm(
-            share_of_pool=round(len(judged.blocks) / usable if share is None else share, 4),
-            requests_waiting=len(harmed),
-            share_of_requests=round(len(harmed) / max(len(self._sorted()), 1), 4),
-            lost_s=round(max(lost, 0.0), 1),
-            forecast=self._forecast() if isinstance(judged, HoldsBlocks) and not judged.pending else None,
-        )
-
-    def _forecast(self) -> PoolForecast | None:
-        """Forecast when all blocks without a living request fill what living ones usually leave of the pool."""
-        if not self._has_forecast:
-            self._has_forecast = True
-            points = list(self.ledger.points)
-            points = points[:: -(-len(points) // MOST_POINTS) or 1]
-            if len(points) > 1:
-                state, balances = self.ledger.state, [point.balance for point in points]
-                live = median([one.running + one.waiting for one in balances])
-                self._pool_forecast = forecast_full(
-                    [point.at_ns / 1e9 for point in points],
-                    [one.finished + one.unaccounted for one in balances],
-                    round(state.total - state.reserved - live),
-                )
-        return self._pool_forecast
-
-    def _harmed(self, judged: Judgement) -> Iterator[RequestState]:
-        """Yield its requests that still live, and for lost blocks or a blocked head of the queue, the requests that
-        wait for blocks.
-        """
-        by_id = self._sorted()
-        yield from (by_id[name] for name in judged.requests if name in by_id)
-        head = self.ledger.head()
-        if isinstance(judged, HoldsBlocks) or (head is not None and head.id in judged.requests):
-            yield from self._for_blocks
-
-    def _sorted(self) -> dict[str, RequestState]:
-        if self._by_id is None:
-            living = self.ledger.living()
-            self._by_id = {record.id: record for record in (*living.waiting, *living.running)}
-            head = self.ledger.head()
-            if head is not None and head.cause in _SHORT_OF_BLOCKS:
-                behind = (Cause.NEW, Cause.PREEMPTED, *_SHORT_OF_BLOCKS)
-                self._for_blocks = [record for record in living.waiting if record.cause in behind]
-        return self._by_id

@@ -1,14 +1,24 @@
-"""The shared parts of the detectors of preemptions: the recent ones, their passes, and the cost of a pass."""
+"""The shared parts of the detectors of preemptions: the recent ones, their passes, the cost of a pass, and the counter.
+
+Where metrics are all there is, the engine's own counter shows preemptions. vLLM's moves with the next token of a
+preempted request, so that it shows fewer than there were. It decides from four samples at any interval up to a third of
+the window.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.judgement import Evidence
-from kvscope.monitor.events.kinds import Preempt
-from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
-from kvscope.monitor.state.records import Preemption
+from ..base.text import counted, percent
+from ..contract.kinds import Preempt
+from ..contract.samples import Sample
+from ..ledger.engine_ledger import EngineLedger, Point
+from ..ledger.records import Preemption
+from .detector import SampleNeed, Settings, Threshold
+from .judgement import Evidence, seen
+from .sample_math import FEWEST_SAMPLES, apart_s
 
 RESET_REASON = int(Preempt.RESET)  # as a plain number: it is compared with thousands of reasons
 LOST_EVENTS = "the lost events"
@@ -47,8 +57,85 @@ def cost_of(ledger: EngineLedger, last: list[Preemption]) -> tuple[Evidence, ...
     """Return the evidence of what a pass preempted, and what that took."""
     first_at, last_at = ledger.at(last[0].at), ledger.at(last[-1].at)
     return (
-        Evidence("preempted_in_one_pass", len(last), "requests", position=last_at),
-        Evidence("running_before", last[0].running, "requests", position=first_at),
-        Evidence("blocks_preempted", sum(one.blocks for one in last), "blocks", position=last_at),
-        Evidence("tokens_lost", sum(one.tokens_lost for one in last), "tokens", position=last_at),
+        seen("preempted_in_one_pass", len(last), "requests", last_at),
+        seen("running_before", last[0].running, "requests", first_at),
+        seen("blocks_preempted", sum(one.blocks for one in last), "blocks", last_at),
+        seen("tokens_lost", sum(one.tokens_lost for one in last), "tokens", last_at),
     )
+
+
+COUNT_WINDOW_S: Final = Threshold(
+    180, "s", "three scrapes of a Prometheus server at 60 s: a burst in one interval is over in the next"
+)
+MIN_COUNTED: Final = Threshold(
+    10, "preemptions", "where only the counter is known: fewer are long requests met by chance"
+)
+COUNTED_NEED: Final = SampleNeed(
+    FEWEST_SAMPLES + 1, COUNT_WINDOW_S, "the pool is full, and preemptions are counted in each third of the time"
+)
+FULL_AT: Final = Threshold(0.9, "of the pool", "a pool that preempts for want of blocks is full between preemptions")
+
+
+class CountedPreemptions(NamedTuple):
+    """The counters of the last window."""
+
+    first: Sample
+    last: Sample
+    preemptions: int
+    finished: int
+    """Requests that ended meanwhile, in whatever way."""
+    running: int
+    """That run at the end: of long requests few end in a window, and each of these may have been preempted once."""
+    highest_usage: float
+
+    @property
+    def per_request(self) -> float:
+        """Preemptions for each request that ran."""
+        return self.preemptions / max(self.finished + self.running, 1)
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Return the counters as evidence."""
+        source, span = self.last.source, f"{self.first.position} to {self.last.position}"
+        return (
+            Evidence("preemptions", self.preemptions, "preemptions", source, span),
+            Evidence("finished", self.finished, "requests", source, span),
+            Evidence("running", self.running, "requests", source, self.last.position),
+            Evidence("preemptions_per_request", round(self.per_request, 2), "", source, span),
+            Evidence("usage", round(100 * self.highest_usage, 1), "%", source, span),
+            Evidence("waiting", self.last.waiting or 0, "requests", source, self.last.position),
+        )
+
+    def text(self) -> str:
+        """Return the counts in a sentence."""
+        return (
+            f"The engine counted {self.preemptions:,} preemptions while {counted(self.finished, 'request')} ended and"
+            f" {self.running:,} ran on ({self.per_request:.1f} for each), with usage up to"
+            f" {percent(self.highest_usage)}."
+        )
+
+
+def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPreemptions | None:
+    """Return the counts of the last window, or None where they are too few, not exposed, or in one burst."""
+    if not ledger.samples or (ledger.samples[-1].preemptions or 0) < settings(MIN_COUNTED):
+        return None
+    window: list[Sample] = []
+    for sample in reversed(ledger.samples):
+        if sample.preemptions is None or sample.finished is None or sample.usage is None or not sample.at_ns:
+            break
+        window.append(sample)
+        if (apart_s(sample, window[0]) or 0) >= settings(COUNT_WINDOW_S):
+            break
+    window.reverse()
+    if len(window) <= FEWEST_SAMPLES or (apart_s(window[0], window[-1]) or 0) < settings(COUNT_WINDOW_S):
+        return None
+    first, last = window[0], window[-1]
+    moved = (last.preemptions or 0) - (first.preemptions or 0)
+    parts = [(len(window) - 1) * n // FEWEST_SAMPLES for n in range(FEWEST_SAMPLES + 1)]
+    in_each = [(window[to].preemptions or 0) - (window[at].preemptions or 0) for at, to in pairwise(parts)]
+    if moved < settings(MIN_COUNTED) or not all(in_each):
+        return None
+    ended = (last.finished or 0) - (first.finished or 0) + (last.aborted or 0) - (first.aborted or 0)
+    highest = max(sample.usage or 0.0 for sample in window)
+    if highest < settings(FULL_AT):
+        return None
+    return CountedPreemptions(first, last, moved, ended, last.running or 0, highest)

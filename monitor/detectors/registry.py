@@ -1,8 +1,15 @@
 """The detectors there are, and all that is derived from them: catalogue, thresholds, and cause and effect.
 
 kvscope's own are the Detector subclasses that have a code, in the modules of this package: a new module is found by
-itself. Detectors of other distributions come by entry point. CATALOGUE, THRESHOLDS and EFFECTS hold kvscope's own, the
-same wherever they are read. `catalogue()`, `thresholds()` and `effects()` have the plug-ins' too.
+itself. The class that names a code is its entry in the catalogue. Its subclasses find the same from other sources.
+CATALOGUE, THRESHOLDS and EFFECTS hold kvscope's own, the same wherever they are read. `catalogue()`, `thresholds()` and
+`effects()` have the plug-ins' too.
+
+Detectors of other distributions come by entry point, are checked when they load, and run apart from the judging path.
+An entry point of the group `kvscope.detectors` names a subclass of Detector. Its code carries the vendor's prefix
+(`acme.slow-nic`), and it brings its runbook. One that is not as it should be is refused. One that raises is reported
+and called again at the next judgement. One that does not return within DETECT_DEADLINE_S is not called again. Either is
+named in a blind.plugin-failed finding, and changes nothing that kvscope's own detectors find.
 """
 
 from __future__ import annotations
@@ -10,28 +17,140 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
-from typing import Any, Final
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-import kvscope.monitor.detectors
-from kvscope.monitor.detectors.detector import CanCause, Detector, Signal, signals_of
-from kvscope.monitor.detectors.harm import graded
-from kvscope.monitor.detectors.judgement import Judgement, Severity, TextJudgement
-from kvscope.monitor.detectors.plugin_detectors import PluginDetectors
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.written import judge_text
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.runbook_files import runbook_text
+import msgspec
+
+from ..base import plugins
+from ..base.plugins import Plugin, PluginRegistry, PluginTimeout, call_within
+from ..ledger.engine_ledger import EngineLedger
+from .detector import SIGNALS, CanCause, Detector, Settings, Signal, Threshold, signals_of
+from .judgement import SEVERITIES, Judgement, TextJudgement
+from .runbook_files import runbook_text
+from .written import judge_text
+
+DETECT_DEADLINE_S: Final = 2.0
+"""How long a plug-in's detector may take for one engine. The judging path waits for it once: see above."""
+_CODE: Final = re.compile(r"[a-z0-9][a-z0-9-]*\.[a-z0-9][a-z0-9.-]*")
+
+
+class PluginDetector(NamedTuple):
+    """A detector of a plug-in that was accepted, its runbook, and the effects that it declares."""
+
+    plugin: Plugin
+    detector: Detector[Any]
+    runbook: str
+    effects: tuple[CanCause, ...]
+
+
+class PluginDetectors:
+    """The detectors of the installed plug-ins. `families`: prefixes of kvscope's own codes, which are reserved."""
+
+    def __init__(self, families: Collection[str], registry: PluginRegistry = plugins.INSTALLED) -> None:
+        self._families = frozenset(families)
+        self._registry = registry
+        self._accepted: list[PluginDetector] | None = None
+
+    def accepted(self) -> list[PluginDetector]:
+        """Load and check them on the first call. Return the valid ones, by code."""
+        if self._accepted is None:
+            found: dict[str, PluginDetector] = {}
+            for plugin in self._registry.load(plugins.DETECTOR_GROUP):
+                try:
+                    each = self._check(plugin, found)
+                except Exception as error:
+                    self._registry.report_failure(plugin, error, disable=True)
+                else:
+                    found[each.detector.code] = each
+            self._accepted = [found[code] for code in sorted(found)]
+        return self._accepted
+
+    def _check(self, plugin: Plugin, taken: Collection[str]) -> PluginDetector:
+        """Raise PluginRefused, naming what is wrong, or what the plug-in itself raises."""
+        target = plugin.target
+        if not (isinstance(target, type) and issubclass(target, Detector)):
+            raise PluginRefused(f"{target!r} is not a subclass of kvscope.Detector")
+        code, problem = target.code, ""
+        family = code.partition(".")[0]
+        if not _CODE.fullmatch(code):
+            problem = "a code has the form vendor.name, of a-z, 0-9, - and ."
+        elif family in self._families:
+            problem = f"{family}.* is kvscope's own: a plug-in's code carries its vendor's prefix, such as acme.{code}"
+        elif code in taken:
+            problem = "another plug-in has this code"
+        elif getattr(target, "severity", "") not in SEVERITIES:
+            problem = f"severity is one of {', '.join(SEVERITIES)}"
+        elif not getattr(target, "title", ""):
+            problem = "it has no title"
+        elif not getattr(target, "requires", ()) or not set(target.requires) <= set(SIGNALS):
+            problem = f"requires is one or more of {', '.join(SIGNALS)}"
+        if problem:
+            raise PluginRefused(f"detector {code!r}: {problem}")
+        runbook = target.runbook if isinstance(target.runbook, str) else target.runbook.read_text(encoding="utf-8")
+        if not runbook.strip():
+            raise PluginRefused(f"detector {code!r}: it has no runbook")
+        detector = target()
+        return PluginDetector(plugin, detector, runbook, detector.causes.effects)
+
+    def judge(self, ledger: EngineLedger, settings: Settings) -> list[Judgement]:
+        """Return what the plug-ins find in the engine. Never raises."""
+        found: list[Judgement] = []
+        for each in self.accepted():
+            if self._registry.is_disabled(each.plugin):
+                continue
+            try:
+                found += call_within(DETECT_DEADLINE_S, _call(each.detector, ledger, settings))
+            except PluginTimeout as error:
+                self._registry.report_failure(each.plugin, error, disable=True)
+            except Exception as error:
+                self._registry.report_failure(each.plugin, error)
+        return found
+
+    def tie(self, each: PluginDetector, tie: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+        """Return the tie of a plug-in, contained: one that raises ties nothing."""
+
+        def contained(cause: Judgement, effect: Judgement) -> bool:
+            try:
+                return bool(tie(cause, effect))
+            except Exception as error:
+                self._registry.report_failure(each.plugin, error)
+                return False
+
+        return contained
+
+
+class PluginRefused(Exception):
+    """A plug-in is not as it should be."""
+
+
+def _call(detector: Detector[Any], ledger: EngineLedger, settings: Settings) -> Callable[[], list[Judgement]]:
+    return lambda: [_checked(detector, ledger, item) for item in detector.detect(ledger, settings)]
+
+
+def _checked(detector: Detector[Any], ledger: EngineLedger, item: object) -> Judgement:
+    """Return a judgement with every field of its type. Raise where it is none of this detector and engine."""
+    if not isinstance(item, Judgement):
+        raise TypeError(f"{detector.code} yielded {item!r}, which is no Judgement")
+    if item.code != detector.code or item.engine != ledger.engine:
+        raise ValueError(f"{detector.code} of {ledger.engine} yielded {item.code} of {item.engine}")
+    return msgspec.convert(msgspec.to_builtins(item), type(item))
+
 
 Tie = Callable[[Any, Any], bool]
 """Decides for a cause and an effect in one engine whether the one may be the other's."""
+Contain = Callable[[str, Callable[[], None]], None]
+"""Makes a call, which the text names."""
 
 
 def _discovered() -> Iterator[Detector[Any]]:
-    package = kvscope.monitor.detectors
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+    for found in pkgutil.walk_packages([str(Path(__file__).parent)], f"{__package__}."):
+        if found.name.rpartition(".")[0] == __package__:
+            continue  # codes are in the packages of their families
         module = importlib.import_module(found.name)
         for value in list(vars(module).values()):
             if (
@@ -47,17 +166,36 @@ def _by_target(effects: Iterable[CanCause]) -> dict[str, Tie]:
     return {each.effect.code: each.tie for each in effects}
 
 
-DETECTORS: Final = tuple(sorted(_discovered(), key=lambda detector: (detector.position, detector.code)))
+FAMILIES: Final = ("leak", "stuck", "thrash", "collapse", "imbalance", "corrupt", "sizing", "held", "blind")
+
+
+def _in_order(detectors: Sequence[Detector[Any]]) -> Iterator[Detector[Any]]:
+    """Yield them by family, causes before their effects."""
+    causes: dict[str, set[str]] = {}
+    for detector in detectors:
+        for each in detector.causes.effects:
+            causes.setdefault(each.effect.code, set()).add(detector.code)
+
+    def depth(code: str) -> int:
+        return 1 + max(map(depth, causes.get(code, ())), default=0)
+
+    yield from sorted(
+        detectors, key=lambda one: (FAMILIES.index(one.code.partition(".")[0]), depth(one.code), one.code)
+    )
+
+
+DETECTORS: Final = tuple(_in_order(list(_discovered())))
 """kvscope's own, in the order in which they detect."""
-CATALOGUE: Final[Mapping[str, type[Detector[Any]]]] = {detector.code: type(detector) for detector in DETECTORS}
+CATALOGUE: Final[Mapping[str, type[Detector[Any]]]] = {
+    detector.code: type(detector) for detector in DETECTORS if "code" in vars(type(detector))
+}
 THRESHOLDS: Final[Mapping[str, Threshold]] = {
     threshold.name: threshold for detector in DETECTORS for threshold in detector.thresholds.values()
 }
 EFFECTS: Final[Mapping[str, Mapping[str, Tie]]] = {
-    detector.code: ties for detector in DETECTORS if (ties := _by_target(detector.causes().effects))
+    detector.code: ties for detector in DETECTORS if (ties := _by_target(detector.causes.effects))
 }
 """By the code of a cause, the codes that may be its effects, each with what ties them."""
-
 PLUGINS: Final = PluginDetectors({code.partition(".")[0] for code in CATALOGUE})
 
 
@@ -65,12 +203,6 @@ PLUGINS: Final = PluginDetectors({code.partition(".")[0] for code in CATALOGUE})
 def catalogue() -> Mapping[str, type[Detector[Any]]]:
     """Return every code, those of plug-ins after kvscope's own."""
     return {**CATALOGUE, **{each.detector.code: type(each.detector) for each in PLUGINS.accepted()}}
-
-
-@cache
-def severities() -> Mapping[str, Severity]:
-    """Return the severity of each code at its full harm."""
-    return {code: entry.severity for code, entry in catalogue().items()}
 
 
 @cache
@@ -88,6 +220,11 @@ def effects() -> Mapping[str, Mapping[str, Tie]]:
         for each in PLUGINS.accepted()
     }
     return {**EFFECTS, **added}
+
+
+def sources_of(code: str) -> frozenset[Signal]:
+    """Return the signals from which one of kvscope's own codes can be found."""
+    return frozenset(signal for detector in DETECTORS if detector.code == code for signal in detector.requires)
 
 
 def runbook_of(code: str) -> str | None:
@@ -108,29 +245,31 @@ def explains(cause: Judgement, effect: Judgement) -> bool:
 
 def detectors_for(ledger: EngineLedger) -> tuple[Detector[Any], ...]:
     """Return kvscope's own detectors that have a signal of the engine to work with."""
-    return _with_a_signal(signals_of(ledger))
-
-
-@cache
-def _with_a_signal(signals: frozenset[Signal]) -> tuple[Detector[Any], ...]:
-    return tuple(detector for detector in DETECTORS if not signals.isdisjoint(detector.requires))
+    signals = signals_of(ledger)
+    return tuple(detector for detector in DETECTORS if detector.applies(ledger, signals))
 
 
 def judge_engine(
-    ledger: EngineLedger, settings: Settings, siblings: Sequence[EngineLedger] = ()
-) -> Iterator[Judgement]:
-    """Yield what every detector finds in the engine now. siblings: the other ranks of its server."""
+    ledger: EngineLedger,
+    settings: Settings,
+    contain: Contain = lambda _what, judge: judge(),
+) -> list[Judgement]:
+    """Return what every detector finds in the engine now. `contain` makes each call and decides what becomes of an
+    exception: what was found before it stays.
+    """
     judgements: list[Judgement] = []
+
+    def judge_by(detector: Detector[Any]) -> None:
+        judgements.extend(detector.detect(ledger, settings))
+
+    def judge_by_text() -> None:
+        known = {judged.code: judged.verdict for judged in judgements if not judged.pending}
+        judgements.extend(judge_text(ledger, known, CATALOGUE, settings))
+
     for detector in detectors_for(ledger):
-        judgements += detector.detect_rank(ledger, siblings, settings)
-    judgements += judge_beside(ledger, judgements, settings)
-    yield from graded(ledger, [*judgements, *PLUGINS.judge(ledger, siblings, settings)], severities())
-
-
-def judge_beside(ledger: EngineLedger, judgements: Iterable[Judgement], settings: Settings) -> Iterator[Judgement]:
-    """Yield what the text of a log or a report shows beside what the detectors have found in the engine."""
-    known = {judged.code: judged.verdict for judged in judgements if not judged.pending}
-    yield from judge_text(ledger, known, CATALOGUE, settings)
+        contain(f"the detector {detector.code}", partial(judge_by, detector))
+    contain("what a text shows", judge_by_text)
+    return [*judgements, *PLUGINS.judge(ledger, settings)]
 
 
 def parse_settings(texts: Iterable[str]) -> Settings:
@@ -144,7 +283,7 @@ def parse_settings(texts: Iterable[str]) -> Settings:
             near = near or get_close_matches(name, known, cutoff=0)
             raise ValueError(
                 f"--set {text}: there is no threshold {name!r}; near it are {', '.join(near)}, and"
-                " docs/reference.md has all of them"
+                " docs/reference/thresholds.md has all of them"
             )
         try:
             changed[name] = float(value)

@@ -7,7 +7,6 @@ knows what it may delete. A service that is killed between the commit and the ma
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.history.archive_manifest import Manifest, manifest_of
-from kvscope.monitor.history.archive_store import Archive, ArchiveError
-from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, engine_in
+from ..base.supervision import SupervisedThread, Supervisor
+from .archive_store import Archive, ArchiveError, manifest_of
+from .segment_files import ClosedSegment, closed_segments, engine_in
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +27,8 @@ LONGEST_ARCHIVE_RETRY_S: Final = 300.0
 ARCHIVE_BEHIND_S: Final = 900.0
 """A segment that has waited for so long is reported, whether uploads fail or are slow."""
 ARCHIVE_STOP_S: Final = 10.0
+ARCHIVE_WITHIN_S: Final = 900.0
+"""For one segment. An upload over a slow link takes minutes."""
 REPORT_LOST_SEGMENTS_S: Final = 3600.0
 """A segment that was deleted before the archive had it is reported for so long."""
 
@@ -58,36 +59,32 @@ class Archiver:
     """Copies what is closed under `history` to `archive`. `wake` it when a segment was closed, `stop` it at the end."""
 
     def __init__(
-        self, history: Path, archive: Archive, retry_s: float = ARCHIVE_RETRY_S, wall_s: Callable[[], float] = time.time
+        self,
+        history: Path,
+        archive: Archive,
+        retry_s: float = ARCHIVE_RETRY_S,
+        wall_s: Callable[[], float] = time.time,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.archive = archive
         self._history = history
         self._retry_s = retry_s
         self._wall_s = wall_s
-        self._lock = threading.Lock()
         self._archived: set[Path] = set()
         self._damaged: set[Path] = set()
         self._segments = self._bytes = self._failures = self._deleted = self._waiting = 0
         self._oldest_s = self._deleted_at_s = 0.0
         self._error = ""
-        self._wakes = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvscope-archive", daemon=True)
-
-    def start(self) -> None:
-        """Begin to upload."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Look for closed segments now. Any thread."""
-        self._wakes.set()
+        self._failed_turns = 0
+        self._thread = SupervisedThread(
+            "the archive", "copy", self._turn, supervisor or Supervisor(), within_s=ARCHIVE_WITHIN_S
+        )
+        self.start = self._thread.start
+        self.wake = self._thread.wake
 
     def stop(self) -> None:
         """End, and wait at most ARCHIVE_STOP_S for the upload under way. The next service uploads what is left."""
-        self._stopping.set()
-        self._wakes.set()
-        if self._thread.ident is not None:
-            self._thread.join(ARCHIVE_STOP_S)
+        self._thread.stop(ARCHIVE_STOP_S)
 
     def has(self, segment: ClosedSegment) -> bool:
         """Whether the archive has this segment, or never will since a file of it is damaged. Any thread."""
@@ -98,28 +95,24 @@ class Archiver:
 
     def lost(self, segment: ClosedSegment) -> None:
         """Report that retention deleted a segment that the archive does not have. Any thread."""
-        with self._lock:
-            self._deleted += 1
-            self._deleted_at_s = self._wall_s()
+        self._deleted += 1
+        self._deleted_at_s = self._wall_s()
         logger.error("%s was deleted for --keep-bytes before the archive had it", segment.path)
 
     def figures(self) -> ArchiveFigures:
         """Return how far the archive is. Any thread."""
-        with self._lock:
-            waiting_s = max(0.0, self._wall_s() - self._oldest_s) if self._oldest_s else 0.0
-            return ArchiveFigures(self._segments, self._bytes, self._failures, self._waiting, waiting_s, self._deleted)
+        waiting_s = max(0.0, self._wall_s() - self._oldest_s) if self._oldest_s else 0.0
+        return ArchiveFigures(self._segments, self._bytes, self._failures, self._waiting, waiting_s, self._deleted)
 
     def problem(self) -> str:
         """Return why segments do not reach the archive as they should, or empty if all is well. Any thread."""
         figures, problems = self.figures(), []
-        with self._lock:
-            error, deleted_at_s = self._error, self._deleted_at_s
-        if error:
+        if error := self._error:
             problems.append(f"segments do not reach the archive, and are tried again: {error}")
         elif figures.waiting_s > ARCHIVE_BEHIND_S:
             waited = f"a segment has waited for more than {ARCHIVE_BEHIND_S / 60:g} min"
             problems.append(f"the archive {self.archive.url} is behind: {waited}")
-        if deleted_at_s and self._wall_s() - deleted_at_s < REPORT_LOST_SEGMENTS_S:
+        if self._deleted_at_s and self._wall_s() - self._deleted_at_s < REPORT_LOST_SEGMENTS_S:
             problems.append(
                 "--keep-bytes forced the deletion of segments that the archive does not have: they are lost"
             )
@@ -127,31 +120,29 @@ class Archiver:
 
     # ---------------------------------------------------------------- the thread
 
-    def _run(self) -> None:
-        pause_s = self._retry_s
-        while not self._stopping.is_set():
-            self._wakes.clear()
-            try:
-                self.archive_all()
-            except OSError as error:
-                self._note_failure(str(error))
-            except Exception as error:  # the thread goes on: it is the only one that uploads
-                logger.exception("the archive could not be written")
-                self._note_failure(f"{type(error).__name__}: {error}")
-            if self._error:
-                self._stopping.wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_ARCHIVE_RETRY_S)
-            else:
-                pause_s = self._retry_s
-                self._wakes.wait(ARCHIVE_EVERY_S)
+    def _turn(self) -> float:
+        try:
+            self.archive_all()
+        except OSError as error:
+            self._error = str(error)
+        except Exception as error:
+            logger.exception("the archive could not be written")
+            self._error = f"{type(error).__name__}: {error}"
+        if not self._error:
+            self._failed_turns = 0
+            return ARCHIVE_EVERY_S
+        self._failures += 1
+        self._failed_turns = min(self._failed_turns + 1, 10)
+        return min(self._retry_s * 2.0 ** (self._failed_turns - 1), LONGEST_ARCHIVE_RETRY_S)
 
     def archive_all(self) -> None:
         """Upload every closed segment that the archive does not have, the oldest first. Raises ArchiveError."""
         waiting = sorted(self._to_archive(), key=lambda each: each[1].to_ns)
         self._note_waiting([segment for _, segment in waiting])
         for number, (engine, segment) in enumerate(waiting):
-            if self._stopping.is_set():
+            if self._thread.is_stopping:
                 return
+            self._thread.beat()
             try:
                 self._upload(engine, segment)
             except ArchiveError:
@@ -162,8 +153,7 @@ class Archiver:
             except ValueError as error:  # of pyarrow: a file is damaged
                 self._leave_out(segment, str(error))
             self._note_waiting([segment for _, segment in waiting[number + 1 :]])
-        with self._lock:
-            self._error = ""
+        self._error = ""
 
     def _to_archive(self) -> Iterator[tuple[str, ClosedSegment]]:
         seen: set[Path] = set()
@@ -184,30 +174,19 @@ class Archiver:
                 self.archive.upload(segment.path / file.path.rpartition("/")[2], file.path)
             self.archive.commit(manifest)
         write_marker(segment.path, ArchiveMarker(self.archive.place, manifest.path))
-        self._note_archived(segment, manifest)
-
-    def _note_archived(self, segment: ClosedSegment, manifest: Manifest) -> None:
-        with self._lock:
-            self._archived.add(segment.path)
-            self._segments += 1
-            self._bytes += manifest.size
-            self._error = ""
-
-    def _note_failure(self, error: str) -> None:
-        with self._lock:
-            self._failures += 1
-            self._error = error
+        self._archived.add(segment.path)
+        self._segments += 1
+        self._bytes += manifest.size
+        self._error = ""
 
     def _note_waiting(self, segments: list[ClosedSegment]) -> None:
-        with self._lock:
-            self._waiting = len(segments)
-            self._oldest_s = _closed_s(segments[0]) if segments else 0.0
+        self._waiting = len(segments)
+        self._oldest_s = _closed_s(segments[0]) if segments else 0.0
 
     def _leave_out(self, segment: ClosedSegment, why: str) -> None:
         logger.error("%s is damaged and is not archived: %s", segment.path, why)
         self._damaged.add(segment.path)
-        with self._lock:
-            self._failures += 1
+        self._failures += 1
 
 
 def read_marker(directory: Path) -> ArchiveMarker | None:

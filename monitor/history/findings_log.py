@@ -16,9 +16,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.detectors.registry import catalogue
-from kvscope.monitor.findings import Finding, Place, Transition
+from ..detectors.findings import Finding, Place, Transition
+from ..detectors.judgement import Judgement
+from ..detectors.registry import catalogue
 
 FINDINGS_LOG_FILE: Final = "findings.jsonl"
 MAX_UNWRITTEN: Final = 1_000
@@ -87,7 +87,7 @@ class FindingsLog:
     def read(self) -> list[LoggedTransition]:
         """Return all transitions, in order, without unreadable lines and codes that no longer exist."""
         logged = []
-        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
+        for line in self.path.read_bytes().splitlines() if self.path.is_file() else ():
             try:
                 each = _DECODER.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

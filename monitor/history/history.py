@@ -6,38 +6,33 @@ engine's own journal. A query for a past time replays from the last keyframe bef
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from kvscope.monitor.analysis.partial_replay import first_events, observed
-from kvscope.monitor.errors import KvscopeError
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.sample_codec import OBSERVED_LETTERS, Observed
-from kvscope.monitor.events.samples import Fact
-from kvscope.monitor.events.wire import Batch, Frame, Keyframe
-from kvscope.monitor.history.active_segment import Opened
-from kvscope.monitor.history.guarded_segment import DamagedSegments, GuardedSegment, SegmentReader
-from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
-from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed
-from kvscope.monitor.history.segment_files import (
+from ..base.errors import KvscopeError
+from ..base.latest_entries import LatestEntries
+from ..base.text import timestamp
+from ..contract import journal
+from ..contract.samples import OBSERVED_LETTERS, Fact, Observed
+from ..contract.wire import Batch, Frame, Keyframe
+from ..ledger.engine_ledger import EngineLedger, Point, Position
+from ..ledger.partial_replay import first_events, observed
+from .segment_files import (
+    LETTER_OF_POINTS,
     ClosedSegment,
     HistorySegment,
-    OpenSegment,
-    closed_segments,
+    Index,
     directory_of,
     engine_in,
     history_segments,
+    sound_keyframe_of,
 )
-from kvscope.monitor.history.segment_index import Index
-from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point, Position
-from kvscope.monitor.text import timestamp
+from .segment_readers import DamagedSegments, SegmentReader
 
 GAP_NS: Final = 5_000_000_000
 """Readers of a stream note every second what they received, if only nothing: a longer pause is a gap."""
@@ -97,9 +92,9 @@ class History:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
-        self._readers: OrderedDict[Path, SegmentReader] = OrderedDict()
-        self._ledgers: OrderedDict[tuple[str, str], tuple[_Place, EngineLedger]] = OrderedDict()
-        self._cuts: OrderedDict[tuple[str, _Place], Keyframe] = OrderedDict()
+        self._readers: LatestEntries[Path, SegmentReader] = LatestEntries(MAX_READERS)
+        self._ledgers: LatestEntries[tuple[str, str], tuple[_Place, EngineLedger]] = LatestEntries(MAX_KEPT_LEDGERS)
+        self._cuts: LatestEntries[tuple[str, _Place], Keyframe] = LatestEntries(MAX_CUTS)
         self._point_times: dict[Path, array[int]] = {}
         """Point times of closed segments."""
         self._damage: DamagedSegments = {}
@@ -163,10 +158,14 @@ class History:
         first = (count - 1) % stride
         points: list[Point] = []
         for reader, rows in kept:
-            with contextlib.suppress(FileNotFoundError):  # it has become too old to be kept
-                points += reader.points(rows[first::stride])
+            points += reader.points(rows[first::stride])
             first = (first - len(rows)) % stride
         return points
+
+    def last_point_ns(self, engine: str, from_ns: int) -> int:
+        """Return when the last point since `from_ns` was that the service kept (wall ns), or 0 without any."""
+        kept = self._kept_points(engine, from_ns, _NO_END)
+        return max((reader.point_times[rows[-1]] for reader, rows in kept if rows), default=0)
 
     def last_ns(self, engine: str) -> int:
         """Return when `engine` was last received, or its page last read (wall ns), or 0 without history."""
@@ -197,25 +196,23 @@ class History:
 
     def notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Observed]:
         """Yield the samples and facts of an engine without a stream, from `from_ns` to `to_ns` (wall), in order."""
-        for each in self._notes(engine, from_ns, to_ns):
-            note = each.note() if each.letter != LETTER_OF_POINTS else None
-            if isinstance(note, Observed):
-                yield note
+        for segment in self._within(engine, from_ns, to_ns):
+            for each in self._open(segment).kept_notes():
+                is_asked = each.letter != LETTER_OF_POINTS and from_ns <= each.at_ns <= to_ns
+                if is_asked and isinstance(note := each.note(), Observed):
+                    yield note
 
     def facts(self, engine: str) -> list[Fact]:
         """Return the facts of an engine without a stream: each of its segments begins with all that were known."""
         for reader in self.readers(engine):
-            with contextlib.suppress(FileNotFoundError):  # it has been closed just now: an older one has them, too
-                notes = [each.note() for each in reader.kept_notes() if each.letter == OBSERVED_LETTERS[Fact]]
-                if notes:
-                    return [note for note in notes if isinstance(note, Fact)]
+            notes = [each.note() for each in reader.kept_notes() if each.letter == OBSERVED_LETTERS[Fact]]
+            if notes:
+                return [note for note in notes if isinstance(note, Fact)]
         return []
 
     def readers(self, engine: str, from_ns: int = 0, to_ns: int = _NO_END) -> Iterator[SegmentReader]:
-        """Yield the segments of that time (wall), the latest first."""
-        for segment in reversed(self._segments(engine)):
-            if not isinstance(segment, ClosedSegment) or (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
-                yield self._open(segment)
+        """Return the segments of that time (wall), the latest first."""
+        return map(self._open, reversed(self._within(engine, from_ns, to_ns)))
 
     def _folded_points(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Point]:
         ledgers: list[EngineLedger] = []
@@ -236,28 +233,21 @@ class History:
             if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
                 continue
             # A closed one needs nothing else, so it takes no other reader's place.
-            reader = _reader(segment, self._damage) if isinstance(segment, ClosedSegment) else self._open(segment)
+            reader = SegmentReader(segment, self._damage) if isinstance(segment, ClosedSegment) else self._open(segment)
             times = self._point_times.get(segment.path)
             if times is None:
-                try:
-                    times = reader.point_times
-                except FileNotFoundError:  # as in `points`
-                    continue
+                times = reader.point_times
                 if isinstance(segment, ClosedSegment):
                     self._point_times[segment.path] = times
             yield reader, range(bisect_left(times, from_ns), bisect_right(times, to_ns))
 
-    def _notes(self, engine: str, from_ns: int, to_ns: int) -> Iterator[Packed]:
-        for segment in self._segments(engine):
-            if isinstance(segment, ClosedSegment) and not (segment.from_ns <= to_ns and from_ns <= segment.to_ns):
-                continue
-            yield from (each for each in self._kept(segment) if from_ns <= each.at_ns <= to_ns)
-
-    def _kept(self, segment: HistorySegment) -> Iterator[Packed]:
-        try:
-            yield from self._open(segment).kept_notes()
-        except FileNotFoundError:  # as in _read
-            yield from _closed_since(segment, self._damage).kept_notes()
+    def _within(self, engine: str, from_ns: int, to_ns: int) -> list[HistorySegment]:
+        """Return the segments that may have something of that time, in order. An open one may have any time."""
+        return [
+            segment
+            for segment in self._segments(engine)
+            if not isinstance(segment, ClosedSegment) or (segment.from_ns <= to_ns and from_ns <= segment.to_ns)
+        ]
 
     def _segments(self, engine: str) -> list[HistorySegment]:
         if not self._is_recording:
@@ -272,23 +262,10 @@ class History:
     def _open(self, segment: HistorySegment) -> SegmentReader:
         """Its reader, with all that is in it now."""
         with self._lock:
-            reader = self._readers.pop(segment.path, None)
-            try:
-                reader = reader or _reader(segment, self._damage)
-                reader.refresh()
-            except FileNotFoundError:  # it has been closed since it was found, or is too old to be kept
-                reader = _closed_since(segment, self._damage)
-            self._readers[reader.path] = reader
-            while len(self._readers) > MAX_READERS:
-                self._readers.popitem(last=False)
+            reader = self._readers.get(segment.path) or SegmentReader(segment, self._damage)
+            reader.refresh()
+            self._readers[segment.path] = reader
             return reader
-
-    def _read(self, segment: HistorySegment, first: int, end: int) -> Iterator[tuple[int, Frame]]:
-        """Its frames from number `first` up to, not including, `end`, each with its number."""
-        try:
-            yield from self._open(segment).frames(first, end)
-        except FileNotFoundError:  # closed in this very moment, before the first of them; or too old to be kept
-            yield from _closed_since(segment, self._damage).frames(first, end)
 
     def _between(self, segment: HistorySegment, first: bool) -> tuple[int, int] | None:
         """Return its first and last time, for the first one from the first frame that stands on its own."""
@@ -324,7 +301,7 @@ class History:
             if isinstance(segment, ClosedSegment) and segment.from_ns > to_ns:
                 continue
             walls = self._open(segment).index.wall
-            for number, frame in self._read(segment, row, bisect_right(walls, to_ns)):
+            for number, frame in self._open(segment).frames(row, bisect_right(walls, to_ns)):
                 yield walls[number], frame
             row = 0
 
@@ -379,7 +356,7 @@ class History:
             skipped = cut is not None and cut > (*segment[:2], first)
             if skipped and cut is not None:
                 first = cut.row if cut[:2] == segment[:2] else rows
-            for _, frame in self._read(segment, first, rows):
+            for _, frame in self._open(segment).frames(first, rows):
                 ledger.apply(until.part_of(frame))
         if until.position is None:  # a record of a source's, so that ages are those of that moment
             ledger.apply(observed(engine, ledger.epoch, until.at_ns))
@@ -414,10 +391,6 @@ class History:
             self._ledgers[engine, asked] = end, ledger
             if cut is not None:
                 self._cuts[engine, end] = cut
-            while len(self._ledgers) > MAX_KEPT_LEDGERS:
-                self._ledgers.popitem(last=False)
-            while len(self._cuts) > MAX_CUTS:
-                self._cuts.popitem(last=False)
 
     def _not_kept(self, engine: str, until: _Until) -> str:
         span = self.span(engine)
@@ -426,29 +399,6 @@ class History:
         since, to = timestamp(span.from_ns), timestamp(span.to_ns)
         what = f"position {until.position}" if until.position else timestamp(until.at_ns)
         return f"{what} is not kept of {engine}: what is begins at {since} and ends at {to}"
-
-
-def _reader(segment: HistorySegment, damage: DamagedSegments) -> SegmentReader:
-    if isinstance(segment, OpenSegment):
-        return Opened(segment.path)
-    from kvscope.monitor.history.sealed_segment import Closed  # a recording is read without what reads Parquet
-
-    return GuardedSegment(Closed(segment), damage)
-
-
-def _closed_since(segment: HistorySegment, damage: DamagedSegments) -> SegmentReader:
-    """Return the closed form of an open segment that is not there any more."""
-    for closed in closed_segments(segment.path.parent) if isinstance(segment, OpenSegment) else ():
-        if closed[:2] == segment[:2]:
-            return _reader(closed, damage)
-    return _Nothing(segment.path)
-
-
-class _Nothing(Opened):
-    """A segment that is kept no longer."""
-
-    def refresh(self) -> None:
-        """Do nothing, since it stays empty."""
 
 
 class _Part(NamedTuple):
@@ -497,3 +447,33 @@ def thinned(points: list[SegmentT], most: int) -> list[SegmentT]:
 
 def _stride(count: int, most: int) -> int:
     return max(1, -(-count // max(1, most)))
+
+
+# -------------------------------------------------------------------- several recordings
+
+
+BETWEEN: Final = ": "
+"""A recording's name and its engine's. Ranks of one server are known by the engine's, so it stands last."""
+
+
+class Recordings(History):
+    """The recordings in `directories`, at least one: the engine of each is here `DIRECTORY: ENGINE`.
+
+    Raises NotAJournal where one is not a directory.
+    """
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        super().__init__(directories[0])
+        alike = len({directory.name for directory in directories}) < len(directories)
+        self.named: dict[str, Path] = {}
+        """The directories by the names of their engines here, in order."""
+        for directory in directories:
+            engine = next(iter(History(directory).engines()), "")
+            self.named[f"{directory if alike else directory.name}{BETWEEN}{engine}"] = directory
+
+    def engines(self) -> list[str]:
+        """Whose past is kept, by name."""
+        return sorted(self.named)
+
+    def _segments(self, engine: str) -> list[HistorySegment]:
+        return history_segments(self.named[engine]) if engine in self.named else []

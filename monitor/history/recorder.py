@@ -1,40 +1,40 @@
-"""Keeps what a source brings as a recording: a journal of its frames, samples, facts and KV events."""
+"""Records what a source brings as a journal, and publishes a recording again."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
+import msgspec
+import zmq
 from rich.console import Console
 from rich.status import Status
 
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.journal import JournalWriter, journal_segments
-from kvscope.monitor.events.sample_codec import encode_observed
-from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.wire import Batch, Keyframe
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions
-from kvscope.monitor.sources.source_registry import is_service, open_source
-from kvscope.monitor.text import escaped
-
-
-class Recorded(NamedTuple):
-    """The result of a recording."""
-
-    engine: str
-    batches: int
-    bytes: int
-    others: int = 0
-    """Samples, facts and KV events."""
+from ..base import limits
+from ..base.errors import BadTarget
+from ..base.text import escaped
+from ..contract.journal import JournalWriter, journal_segments
+from ..contract.samples import Record, encode_observed
+from ..contract.wire import ADDED_BY_SOURCE, Batch, ContractError, Frame, Keyframe, encode
+from ..ledger.engine_ledger import EngineLedger
+from ..probes.publisher import replay_endpoint_for, require_private
+from ..probes.replay_server import Replay, ReplayAnswer, ReplayServer
+from ..sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions
+from ..sources.source_registry import is_service, open_source
+from ..sources.targets import is_folder
+from .segment_files import keyframe_of
 
 
 class JournalRecorder:
     """Writes records into `directory`, each epoch of an engine into a segment of its own. Raises BadTarget if the
     directory cannot be written.
+
+    It counts `batches`, `bytes` of all, and `others`: samples, facts and KV events. `engine` is the first one's name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -76,7 +76,9 @@ class JournalRecorder:
         return self._writer is not None
 
 
-def record(target: str, directory: Path, *, seconds: float | None, timeout_s: float, console: Console) -> Recorded:
+def record(
+    target: str, directory: Path, *, seconds: float | None, timeout_s: float, console: Console
+) -> JournalRecorder:
     """Record what `target` brings into `directory` for `seconds` from its first record, or until Ctrl-C.
 
     A restart of the engine begins a new segment. Raises BadTarget if the target cannot be recorded or the directory
@@ -89,11 +91,11 @@ def record(target: str, directory: Path, *, seconds: float | None, timeout_s: fl
     with closing(source), closing(recorder):
         if not source.grows:
             raise BadTarget(f"{target} is over, and is kept already: copy it. A source that goes on can be recorded")
-        if directory.is_dir() and journal_segments(directory):
+        if is_folder(directory) and journal_segments(directory):
             raise BadTarget(f"{directory} holds a recording already: name a new directory, so that two are not mixed")
         with contextlib.suppress(KeyboardInterrupt), console.status("") as status:
             _record_until(source, recorder, seconds, timeout_s, status)
-    return Recorded(recorder.engine, recorder.batches, recorder.bytes, recorder.others)
+    return recorder
 
 
 def _record_until(
@@ -110,3 +112,98 @@ def _record_until(
             raise SourceError(source.status().error or source.explain_silence(timeout_s))
         kept = f"{recorder.batches:,} batches, {recorder.others:,} samples and facts, {recorder.bytes:,} bytes"
         status.update(f"{escaped(recorder.engine) or source.status().target}: {kept}; Ctrl-C ends it")
+
+
+# -------------------------------------------------------------------- replay
+
+
+REPLAY_RING_BYTES: Final = 64 << 20
+POLL_S: Final = 0.02
+
+
+class Replayer:
+    """Publishes `frames` at `events`, and answers beside it who joins. A port of `*` picks a free one.
+
+    Raises NotPrivate for an address beyond this machine, ContractError if it cannot be bound.
+    """
+
+    def __init__(self, frames: Iterable[Frame], events: str, replay: str = "", speed: float = 1.0) -> None:
+        replay = replay or replay_endpoint_for(events)
+        for endpoint in (events, replay):
+            require_private(endpoint)
+        self.published = 0
+        """Batches so far."""
+        self._frames = frames
+        self._speed = speed
+        self._ledger: EngineLedger | None = None
+        self._ring: deque[tuple[int, int, bytes]] = deque()
+        """Epoch, sequence and bytes of the last batches."""
+        self._ring_bytes = 0
+        self._context = zmq.Context()
+        try:
+            self._pub = self._context.socket(zmq.PUB)
+            self._pub.bind(events)
+            self._replay = ReplayServer(self._context, replay, self._since, self._now)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ContractError(f"cannot bind {events} and {replay}: {error.strerror}") from error
+        self.events_endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay_endpoint = self._replay.endpoint
+
+    def run(self) -> Iterator[Frame]:
+        """Publish one frame after another, each when it is due, and yield it, to the recording's end."""
+        first_ns = epoch_ns = 0
+        began_ns = time.time_ns()
+        for frame in self._frames:
+            if frame.sequence == ADDED_BY_SOURCE:
+                continue
+            first_ns = first_ns or frame.wall_ns
+            epoch_ns = epoch_ns or began_ns - first_ns
+            due_ns = began_ns + max(0, round((frame.wall_ns - first_ns) / self._speed))
+            while time.time_ns() < due_ns:
+                self.answer(min(POLL_S, (due_ns - time.time_ns()) / 1e9))
+            moved = msgspec.structs.replace(frame, wall_ns=due_ns, epoch=frame.epoch + epoch_ns)
+            self._publish(moved)
+            yield moved
+
+    def answer(self, timeout_s: float) -> None:
+        """ReplayAnswer clients that ask within the time."""
+        self._replay.serve(max(0.001, timeout_s))
+
+    def close(self) -> None:
+        """Disconnect, when what was published is sent."""
+        self._context.destroy(linger=500)
+
+    def _publish(self, frame: Frame) -> None:
+        if self._ledger is None:
+            self._ledger = EngineLedger(frame.engine)
+        self._ledger.apply(frame)
+        payload = encode(frame)
+        if isinstance(frame, Batch):
+            self.published += 1
+            self._ring.append((frame.epoch, frame.sequence, payload))
+            self._ring_bytes += len(payload)
+            while self._ring_bytes > REPLAY_RING_BYTES and len(self._ring) > 1:
+                self._ring_bytes -= len(self._ring.popleft()[2])
+        self._pub.send_multipart([frame.engine.encode(), payload])
+
+    def _since(self, epoch: int, sequence: int) -> ReplayAnswer | None:
+        found = [each for each in self._ring if each[0] == epoch and each[1] >= sequence]
+        if not found or found[0][1] != sequence:
+            return None
+        kept: list[bytes] = []
+        last = size = 0
+        for _, number, payload in found:
+            if kept and (size > limits.REPLY_BYTES or number != last + 1):
+                break
+            kept.append(payload)
+            last, size = number, size + len(payload)
+        return ReplayAnswer(Replay("since", "ring", sequence, last, len(kept) < len(found), epoch), kept)
+
+    def _now(self) -> ReplayAnswer | None:
+        """Return the state now, or None before there is one, and the client asks again."""
+        keyframe = keyframe_of(self._ledger) if self._ledger is not None else None
+        if keyframe is None:
+            return None
+        header = Replay("keyframe", "keyframe", keyframe.sequence, keyframe.sequence, False, keyframe.epoch)
+        return ReplayAnswer(header, [encode(keyframe)])

@@ -13,18 +13,20 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from kvscope.monitor.errors import KvscopeError
-from kvscope.monitor.events.sample_codec import Observed
-from kvscope.monitor.history.archiver import Archiver
-from kvscope.monitor.history.sealed_segment import close
-from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of, history_segments
-from kvscope.monitor.history.segment_writer import Writer
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.sources.live_stream import Received
+from ..base.errors import KvscopeError
+from ..base.supervision import SupervisedThread, Supervisor
+from ..contract.samples import Observed
+from ..ledger.engine_ledger import EngineLedger, Point
+from ..sources.live_stream import Received
+from .segment_files import ClosedSegment, closed_segments, directory_of, history_segments
+from .segment_writer import Writer, add_points
+
+if TYPE_CHECKING:
+    from .archiver import Archiver
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ RETENTION_EVERY_S: Final = 60.0
 REPORT_DELETION_S: Final = 60.0
 """A deleted directory is reported for this long, though the service makes it again at once."""
 LOCK_FILE: Final = ".lock"
+CLOSE_WITHIN_S: Final = 300.0
+"""For one segment: minutes of a busy disk."""
 
 
 class HistoryInUse(KvscopeError, ValueError):
@@ -54,7 +58,13 @@ class Keeper:
     cannot be written.
     """
 
-    def __init__(self, directory: Path, keep: Keep, archiver: Archiver | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: Keep,
+        archiver: Archiver | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         self.directory = directory
         self.keep_no_more_than = keep
         self.archiver = archiver
@@ -69,9 +79,17 @@ class Keeper:
         self._writers: dict[str, Writer] = {}
         self._lock = threading.Lock()
         self._ended: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvscope-history", daemon=True)
+        self._looked_s = 0.0
+        self._thread = SupervisedThread(
+            "the keeper of history", "history", self._turn, supervisor or Supervisor(), within_s=CLOSE_WITHIN_S
+        )
         self._tidy_up()
+
+    def add_points(self, points: Mapping[str, Sequence[Point]]) -> None:
+        """Write the last points of each engine that a killed service had not written. Call it before `start`."""
+        for engine, missing in points.items():
+            with contextlib.suppress(OSError):  # the writer of the engine reports a disk that is full
+                add_points(directory_of(self.directory, engine), missing)
 
     def start(self) -> None:
         """Begin to close what has ended, and to drop what is too old."""
@@ -84,10 +102,7 @@ class Keeper:
         for ledger in ledgers:
             if ledger.engine in self._writers:
                 self._writers[ledger.engine].stop(ledger)
-        self._stopping.set()
-        self._ended.put(Path())  # wakes it
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.stop()
         if self.archiver is not None:
             self.archiver.stop()
         self._held.close()
@@ -162,8 +177,12 @@ class Keeper:
     def _writer(self, engine: str) -> Writer:
         with self._lock:
             if engine not in self._writers:
-                self._writers[engine] = Writer(directory_of(self.directory, engine), self._ended.put)
+                self._writers[engine] = Writer(directory_of(self.directory, engine), self._close_soon)
             return self._writers[engine]
+
+    def _close_soon(self, path: Path) -> None:
+        self._ended.put(path)
+        self._thread.wake()
 
     # ---------------------------------------------------------------- the thread
 
@@ -177,22 +196,23 @@ class Keeper:
             else:
                 path.unlink()
 
-    def _run(self) -> None:
-        looked_s = 0.0
-        while not self._stopping.is_set():
-            try:
-                if time.monotonic() - looked_s >= RETENTION_EVERY_S:
-                    looked_s = time.monotonic()
-                    self.drop(time.time_ns())
-                path = self._ended.get(timeout=RETENTION_EVERY_S)
-                if not self._stopping.is_set():
-                    close(path, path.parent)
-                    if self.archiver is not None:
-                        self.archiver.wake()
-            except queue.Empty:
-                continue
-            except Exception:  # a segment that cannot be closed stays a journal, which can be read too
-                logger.exception("a segment of the history could not be closed and stays open")
+    def _turn(self) -> float:
+        """Drop what is too old, and close one segment. One that cannot be closed stays a journal, which can be read
+        too.
+        """
+        if time.monotonic() - self._looked_s >= RETENTION_EVERY_S:
+            self._looked_s = time.monotonic()
+            self.drop(time.time_ns())
+        try:
+            path = self._ended.get_nowait()
+        except queue.Empty:
+            return RETENTION_EVERY_S
+        from .sealed_segment import close  # a service that keeps nothing needs no Parquet
+
+        close(path, path.parent)
+        if self.archiver is not None:
+            self.archiver.wake()
+        return 0.0
 
     def drop(self, now_ns: int) -> None:
         """Remove what is older than is kept, and the oldest of what is more."""
@@ -200,10 +220,16 @@ class Keeper:
         size = 0
         for engine in self.directory.iterdir() if self.directory.is_dir() else ():
             size += sum(path.stat().st_size for path in engine.glob("*.kvj"))
-            closed += [(segment, _size_on_disk(segment.path)) for segment in closed_segments(engine)]
+            closed += [
+                (segment, sum(path.stat().st_size for path in segment.path.iterdir()))
+                for segment in closed_segments(engine)
+            ]
         size += sum(bytes_ for _, bytes_ in closed)
         oldest_ns = now_ns - round(self.keep_no_more_than.days * 86_400e9)
-        order = sorted((not self._may_drop(segment), segment.to_ns, segment, bytes_) for segment, bytes_ in closed)
+        order = sorted(
+            (self.archiver is not None and not self.archiver.has(segment), segment.to_ns, segment, bytes_)
+            for segment, bytes_ in closed
+        )
         for is_only_here, to_ns, segment, bytes_ in order:
             is_too_much = size > self.keep_no_more_than.bytes
             if not is_too_much and (is_only_here or to_ns >= oldest_ns):
@@ -212,9 +238,6 @@ class Keeper:
             _delete_segment(segment)
             if is_only_here and self.archiver is not None:
                 self.archiver.lost(segment)
-
-    def _may_drop(self, segment: ClosedSegment) -> bool:
-        return self.archiver is None or self.archiver.has(segment)
 
 
 def _delete_segment(segment: ClosedSegment) -> None:
@@ -232,7 +255,3 @@ def make_private(directory: Path) -> None:
             mode = path.stat(follow_symlinks=False).st_mode
             if mode & 0o077 and not path.is_symlink():
                 path.chmod(mode & 0o700)
-
-
-def _size_on_disk(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir())

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import shutil
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -24,20 +25,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvscope.monitor.events.kinds import SCHEMA, Kind, name_of
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, decode, encode
-from kvscope.monitor.history.active_segment import Opened
-from kvscope.monitor.history.observations import LETTER_OF_POINTS, Packed, pack
-from kvscope.monitor.history.segment_files import ClosedSegment, name_of_closed
-from kvscope.monitor.history.segment_index import Index
-from kvscope.monitor.ledger.balance import Balance
-from kvscope.monitor.ledger.engine_ledger import Point
+from ..contract.kinds import SCHEMA, Kind, name_of
+from ..contract.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, decode, encode
+from ..ledger.balance import Balance
+from ..ledger.engine_ledger import Point
+from .segment_files import LETTER_OF_POINTS, ClosedSegment, Index, Packed, name_of_closed, pack
+from .segment_readers import Opened
 
 Ints = npt.NDArray[np.int64]
 
-EVENTS_A_GROUP: Final = 1 << 14
-FRAMES_A_GROUP: Final = 1 << 10
+ROWS_A_GROUP: Final = {"events": 1 << 14, "frames": 1 << 10, "keyframes": 1}
 """Rows that are read together: the surplus for one query is at most this many at either end."""
+FRAMES_TOGETHER_BYTES: Final = 4 << 20
+"""Frames that are turned into rows together. Ten groups of events, so that few are shorter than they may be."""
 _SIDE_EVENTS: Final = (Kind.RECEIVED, Kind.CLIENT_GONE, Kind.STALLED, Kind.HEARTBEAT)
 """By other threads, with a time of their own that is not that of the events that follow."""
 _TIMED_COLUMNS: Final = [kind for kind, fields in SCHEMA.items() if fields.args[:1] == ("at_ns",)]
@@ -71,7 +71,6 @@ def close(path: Path, into: Path) -> ClosedSegment | None:
     """
     closed = write_tables(path, into)
     path.unlink()
-    pa.default_memory_pool().release_unused()  # which it keeps for each thread
     return closed
 
 
@@ -92,33 +91,63 @@ def write_tables(path: Path, into: Path) -> ClosedSegment | None:
     half = day / f".{segment.path.name}"
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
-    frames = [frame for _, frame in reader.frames(0, len(reader.index))]
-    tables = {
-        "events": _sealed_events([frame for frame in frames if isinstance(frame, Batch)]),
-        "frames": _frames(frames),
-        "keyframes": _keyframes(frames),
-        "points": points_table(reader.index.engine, epoch, _points(notes)),
-        "notes": _notes([note for note in notes if note.letter != LETTER_OF_POINTS]),
-    }
-    for name, table in tables.items():
-        write_table(table, half / f"{name}.parquet")
+    _write_frames(reader, half)
+    points = [point for note in notes if isinstance(point := note.note(), Point)]
+    write_table(points_table(reader.index.engine, epoch, points), half / "points.parquet")
+    write_table(_notes([note for note in notes if note.letter != LETTER_OF_POINTS]), half / "notes.parquet")
     half.rename(segment.path)
     return segment
 
 
+def _write_frames(reader: Opened, directory: Path) -> None:
+    """Write the tables of the frames, a part of them at a time: a whole segment would take four times its size."""
+    first, before_ns = 0, None
+    with ExitStack() as files:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for frames in _parts(frame for _, frame in reader.frames(0, len(reader.index))):
+            events, before_ns = _sealed_events([frame for frame in frames if isinstance(frame, Batch)], before_ns)
+            for name, table in (
+                ("events", events),
+                ("frames", _frames(frames)),
+                ("keyframes", _keyframes(frames, first)),
+            ):
+                if name not in writers:
+                    path = directory / f"{name}.parquet"
+                    writers[name] = files.enter_context(pq.ParquetWriter(path, table.schema, **_encoding(name)))
+                writers[name].write_table(table, ROWS_A_GROUP[name])
+            first += len(frames)
+
+
+def _parts(frames: Iterable[Frame]) -> Iterator[list[Frame]]:
+    """Yield the frames in order, about FRAMES_TOGETHER_BYTES of them at a time: once, if there are none."""
+    part: list[Frame] = []
+    size = 0
+    for frame in frames:
+        if size >= FRAMES_TOGETHER_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(frame)
+        size += len(frame.state) if isinstance(frame, Keyframe) else len(frame.runs) + len(frame.args) + len(frame.ids)
+    yield part
+
+
 def write_table(table: pa.Table, path: Path) -> None:
-    """One of a segment's tables, encoded by what is in it."""
+    """Write one table of a segment that is small as a whole."""
+    pq.write_table(table, path, **_encoding(path.stem))
+
+
+def _encoding(name: str) -> dict[str, Any]:
+    """How a segment's table is encoded, by what is in it."""
     settings: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 3,
         "write_statistics": True,
         "write_page_checksum": True,
     }
-    if path.stem == "events":
+    if name == "events":
         split = ["args.list.element", "ids.list.element"]  # whose upper bytes hardly change
         deltas = ["sequence", "event", "at_ns", "request"]
         settings |= {
-            "row_group_size": EVENTS_A_GROUP,
             "use_dictionary": [
                 "engine",
                 "kind",
@@ -126,14 +155,13 @@ def write_table(table: pa.Table, path: Path) -> None:
             ],  # a hash is in the event that adds it and in the one that removes it
             "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED") | dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         }
-    elif path.stem == "frames":
-        settings["row_group_size"] = FRAMES_A_GROUP
-    elif path.stem == "keyframes":
-        settings["row_group_size"] = 1  # one is read at a time
-    pq.write_table(table, path, **settings)
+    return settings
 
 
-def _sealed_events(batches: list[Batch]) -> pa.Table:
+def _sealed_events(batches: list[Batch], before_ns: int | None) -> tuple[pa.Table, int | None]:
+    """Return the rows of these batches, and the time of their last event that has one, as `before_ns` is of those
+    before (monotonic, None: no event had one).
+    """
     runs = np.frombuffer(b"".join(batch.runs for batch in batches), np.int32).reshape(-1, 5)
     args = np.frombuffer(b"".join(batch.args for batch in batches), np.int64)
     ids = np.frombuffer(b"".join(batch.ids for batch in batches), np.int32)
@@ -144,13 +172,14 @@ def _sealed_events(batches: list[Batch]) -> pa.Table:
     of_hashes = np.isin(runs[:, 0], _HASHED)
     is_hash = np.repeat(of_hashes, runs[:, 3])
     engine = pa.array([batch.engine for batch in batches], pa.string()).dictionary_encode()
-    return pa.table(
+    at_ns, before_ns = _sealed_times(batches, runs, args, args_end, of, before_ns)
+    table = pa.table(
         {
             "engine": engine.take(pa.array(of)),
             "epoch": np.array([batch.epoch for batch in batches], np.int64)[of],
             "sequence": sequence[of],
             "event": (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.int32),
-            "at_ns": _sealed_times(batches, runs, args, args_end, of),
+            "at_ns": at_ns,
             "kind": _named_columns(runs[:, 0]),
             "kv_group": runs[:, 1],
             "request": runs[:, 2],
@@ -159,6 +188,7 @@ def _sealed_events(batches: list[Batch]) -> pa.Table:
             "ids": _lists(ids, ids_end),
         }
     )
+    return table, before_ns
 
 
 def _named_columns(kinds: npt.NDArray[np.int32]) -> pa.DictionaryArray:
@@ -188,8 +218,12 @@ def _lists(values: npt.NDArray[Any], ends: Ints) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.array(values))
 
 
-def _sealed_times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints, args_end: Ints, of: Ints) -> Ints:
-    """When each event was (wall ns): its own time, or that of the last before it that has one, or its batch's."""
+def _sealed_times(
+    batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints, args_end: Ints, of: Ints, before_ns: int | None
+) -> tuple[Ints, int | None]:
+    """Return when each event was (wall ns): its own time, or that of the last before it that has one, or its batch's.
+    And that of the last that has one, as `before_ns` is of those before (monotonic).
+    """
     wall = np.array([batch.wall_ns for batch in batches], np.int64)
     offset = wall - np.array([batch.mono_ns for batch in batches], np.int64)
     engines_own = np.array([batch.sequence != ADDED_BY_SOURCE for batch in batches], bool)
@@ -199,9 +233,10 @@ def _sealed_times(batches: list[Batch], runs: npt.NDArray[np.int32], args: Ints,
     mono = np.zeros(len(runs), np.int64)
     mono[timed] = args[(args_end - n_args)[timed]]
     last = np.maximum.accumulate(np.where(carries, np.arange(len(runs)), -1))
+    carried_ns = int(mono[last[-1]]) if len(last) and last[-1] >= 0 else before_ns
     last[timed] = np.flatnonzero(timed)
-    known = (last >= 0) & engines_own[of]
-    return np.where(known, mono[last] + offset[of], wall[of])
+    known = ((last >= 0) | (before_ns is not None)) & engines_own[of]
+    return np.where(known, np.where(last >= 0, mono[last], before_ns or 0) + offset[of], wall[of]), carried_ns
 
 
 def _frames(frames: list[Frame]) -> pa.Table:
@@ -215,18 +250,14 @@ def _frames(frames: list[Frame]) -> pa.Table:
     return pa.table({"engine": engine, "epoch": pa.array([frame.epoch for frame in frames], pa.int64()), **columns})
 
 
-def _keyframes(frames: list[Frame]) -> pa.Table:
-    rows = [(row, encode(frame)) for row, frame in enumerate(frames) if isinstance(frame, Keyframe)]
+def _keyframes(frames: list[Frame], first: int) -> pa.Table:
+    rows = [(row, encode(frame)) for row, frame in enumerate(frames, first) if isinstance(frame, Keyframe)]
     return pa.table(
         {
             "row": pa.array([row for row, _ in rows], pa.int64()),
             "payload": pa.array([body for _, body in rows], pa.binary()),
         }
     )
-
-
-def _points(notes: list[Packed]) -> list[Point]:
-    return [point for note in notes if isinstance(point := note.note(), Point)]
 
 
 def points_table(engine: str, epoch: int, points: Sequence[Point]) -> pa.Table:
@@ -253,8 +284,6 @@ def _notes(notes: list[Packed]) -> pa.Table:
 
 class Closed:
     """The closed segment, to be read as an open one is."""
-
-    bytes_lost: Final = 0
 
     def __init__(self, segment: ClosedSegment) -> None:
         self.path = segment.path
@@ -285,9 +314,6 @@ class Closed:
     def point_times(self) -> array[int]:
         """See Opened."""
         return array("q", self._table("points", ["at_ns"])["at_ns"].to_numpy().tobytes())
-
-    def refresh(self) -> None:
-        """Do nothing, since no more frames follow."""
 
     def frames(self, first: int, end: int) -> Iterator[tuple[int, Frame]]:
         """Yield the frames from number `first` up to, not including, `end`, each with its number."""

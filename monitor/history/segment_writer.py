@@ -8,24 +8,24 @@ large pool costs no more than its events. An engine's own keyframes, which it se
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
-from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.journal import SUFFIX, JournalWriter
-from kvscope.monitor.events.kinds import Kind, Stage
-from kvscope.monitor.events.sample_codec import Observed
-from kvscope.monitor.events.samples import Fact
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, Run, batch_of, encode
-from kvscope.monitor.history.keyframe_cutter import sound_keyframe_of
-from kvscope.monitor.history.observations import encode_note
-from kvscope.monitor.history.segment_files import closed_segments, stem_of
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.epoch_overlaps import is_next_epoch
-from kvscope.monitor.sources.live_stream import Received
+from ..contract.event_log import Clock
+from ..contract.journal import SUFFIX, JournalWriter
+from ..contract.kinds import Kind, Stage
+from ..contract.samples import Fact, Observed
+from ..contract.wire import ADDED_BY_SOURCE, Batch, Frame, Keyframe, Run, batch_of, encode
+from ..ledger.engine_ledger import EngineLedger, Point
+from ..ledger.stream_clock import is_next_epoch
+from ..sources.live_stream import Received
+from .history import GAP_NS
+from .segment_files import OpenSegment, closed_segments, encode_note, history_segments, sound_keyframe_of, stem_of
+from .segment_readers import Opened
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_S: Final = 600.0
@@ -251,6 +251,27 @@ class Writer:
         self.error = f"the history cannot be written to {self.directory}: {error.strerror}"
         with contextlib.suppress(OSError):
             self._end()
+
+
+def add_points(directory: Path, points: Iterable[Point]) -> None:
+    """Append `points` to the segment that a killed service left open. Raises OSError.
+
+    Earlier segments have all of theirs, since a segment ends after its points: none of an earlier time is appended.
+    """
+    last = next(reversed(history_segments(directory)), None)
+    if not isinstance(last, OpenSegment):
+        return
+    opened = Opened(last.path)
+    opened.refresh()
+    if not len(opened.index):
+        return
+    os.truncate(last.path, last.path.stat().st_size - opened.bytes_lost)  # what follows half a record is not read
+    with contextlib.closing(
+        JournalWriter(directory, last.epoch, segment_bytes=_FOREVER, segment_s=_FOREVER)
+    ) as journal:
+        for point in points:
+            if point.at_ns >= opened.index.wall[0] - GAP_NS:
+                journal.append(encode_note(point), last.first_sequence)
 
 
 def missing_batches(ledger: EngineLedger, first: int) -> list[Batch]:

@@ -1,169 +1,212 @@
 """SQL over what was kept, closed segments and open ones alike: the tables `events`, `requests`, `findings`, `points`.
 
 A query reads Parquet only: open segments are turned into it in a folder of their own that goes again. It runs in
-memory, may read the files of the history and of its archive and no others, and cannot write.
+memory, reads the files of the history and of its archive through file systems that cannot write, and no other file.
+sql_process.py runs it in a process of its own, which bounds what it takes.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import duckdb
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.history.archive_files import PROTOCOL, ArchiveFiles
-from kvscope.monitor.history.archive_store import Archive
-from kvscope.monitor.history.findings_log import FindingsLog, LoggedTransition
-from kvscope.monitor.history.sealed_segment import points_table, write_table
-from kvscope.monitor.history.sql_segments import (
-    BadQuery,
+from ..base import limits
+from ..contract.kinds import Status
+from .archive_store import Archive
+from .sql_files import HISTORY_PROTOCOL, PROTOCOL, ArchiveFiles, LocalFiles
+from .sql_query import BadQuery, SqlSource
+from .sql_segments import (
+    DAMAGED,
+    LocalSegments,
     SqlSegment,
-    TimeRange,
     hidden_points,
-    local_segments,
     overlapping,
+    segments_on_disk,
     with_archived,
 )
-from kvscope.monitor.ledger.engine_ledger import Point
 
-THREADS: Final = 2
-MEMORY: Final = "2GB"
-QUERY_TIMEOUT_S: Final = 60.0
-"""How long a query may take, unless a timeout is given."""
-INTERRUPT_EVERY_S: Final = 0.05
-
-logger = logging.getLogger(__name__)
+OF_QUERY: Final = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.ConversionException,
+    duckdb.OutOfRangeException,
+    duckdb.ParserException,
+    duckdb.PermissionException,
+)
+"""What a query itself can be wrong in. Anything else may be damage, for which the segments are looked through."""
+Taken = TypeVar("Taken")
 
 
 class SqlAnswer(NamedTuple):
-    """The columns' names, and the rows as they come."""
+    """The columns' names, the rows as they come, and what of the history is not in them, a line each."""
 
     columns: list[str]
     rows: Iterator[tuple[Any, ...]]
+    left_out: list[str]
 
 
-class SqlInput(NamedTuple):
-    """The input of a query: a history or a recording in `directory`, segments that only `archive` has, or both.
+class SqlRoom(NamedTuple):
+    """What a query may take: memory of DuckDB, disk for what is beyond it. `seal` is called before it begins."""
 
-    For a recording, which keeps neither, callers can pass `points` by engine and the `transitions` of findings.
+    memory_bytes: int = limits.SQL_COMMAND_MEMORY_BYTES
+    spill_bytes: int = limits.SQL_SPILL_BYTES
+    seal: Callable[[], None] = lambda: None
+
+
+class _Files(NamedTuple):
+    """What a query reads. `local` has what was left out of it."""
+
+    segments: list[SqlSegment]
+    local: LocalSegments
+    on_disk: LocalFiles
+    archived: ArchiveFiles | None
+
+    def of(self, view: str) -> dict[SqlSegment, str]:
+        """Return the files of a view, of segments in which nothing has been found wrong with what it needs."""
+        return {
+            segment: f"{segment.folder}/{view}.parquet"
+            for segment in self.segments
+            if all(self._has(f"{segment.folder}/{each}.parquet") for each in _NEEDS[view])
+        }
+
+    def _has(self, file: str) -> bool:
+        return _is_archived(file) or (self.on_disk.exists(file) and self._path(file) not in self.local.left_out)
+
+    def find_damage(self, files: Iterable[str]) -> bool:
+        """Leave out the files on disk that cannot be read whole. Return whether there were any more."""
+        paths = [self._path(file) for file in files if not _is_archived(file)]
+        damaged = [path for path in paths if path not in self.local.left_out and not _is_sound(path)]
+        self.local.left_out.update(dict.fromkeys(damaged, DAMAGED))
+        return bool(damaged)
+
+    def _path(self, file: str) -> Path:
+        return self.on_disk.paths[file.removeprefix(f"{HISTORY_PROTOCOL}://")]
+
+
+def with_answer(query: str, of: SqlSource, take: Callable[[SqlAnswer], Taken], room: SqlRoom | None = None) -> Taken:
+    """Run `query` and return what `take` makes of the answer. `take` is called again if a damaged segment is met while
+    the rows come: then without that segment.
+
+    Raises BadQuery, BadTarget and MemoryError.
     """
+    room = room or SqlRoom()
+    with TemporaryDirectory(prefix="kvscope-sql-") as scratch:
+        files = _files_of(of, Path(scratch))
+        room.seal()
+        while True:
+            read: set[str] = set()
+            is_asked = False
+            try:
+                with _connected(files, room, scratch) as connection:
+                    checked = _one_select(connection, query)
+                    _make_tables(connection, query, files, of, read)
+                    _lock_down(connection)
+                    is_asked = True
+                    cursor = connection.execute(checked)
+                    columns = [column[0] for column in cursor.description or ()]
+                    return take(SqlAnswer(columns, _rows(cursor), _left_out(files)))
+            except duckdb.Error as error:
+                if files.archived is not None and files.archived.error:
+                    raise BadQuery(f"the archive cannot be read: {files.archived.error}") from error
+                is_of_query = is_asked and isinstance(error, OF_QUERY)
+                if not is_of_query and files.find_damage(read):
+                    continue
+                if isinstance(error, duckdb.OutOfMemoryException):
+                    raise MemoryError from error
+                raise BadQuery(f"the query cannot be run: {error}") from error
 
-    directory: Path | None
-    points: Mapping[str, Sequence[Point]] = {}
-    transitions: Sequence[LoggedTransition] = ()
-    archive: Archive | None = None
-    window: TimeRange = TimeRange()
+
+def _files_of(of: SqlSource, scratch: Path) -> _Files:
+    local = LocalSegments(of.directory, scratch, of.window)
+    on_disk = LocalFiles()
+    archived: ArchiveFiles | None = None
+    if of.archive:
+        segments, archived = with_archived(local, on_disk, Archive(of.archive), of.window)
+    else:
+        segments = segments_on_disk(local, on_disk)
+    for folder in sorted(of.judged.iterdir()) if of.judged is not None else ():
+        if folder.is_dir():
+            segments.append(SqlSegment(on_disk.folder(folder)[0], folder.name, 0))
+    return _Files(segments, local, on_disk, archived)
+
+
+def _left_out(files: _Files) -> list[str]:
+    return [f"{path} {why} and is left out" for path, why in sorted(files.local.left_out.items())]
 
 
 @contextmanager
-def answer(query: str, of: SqlInput, timeout_s: float = QUERY_TIMEOUT_S) -> Iterator[SqlAnswer]:
-    """Run `query`. Finding its segments, the query and reading its rows may take `timeout_s` together.
+def _connected(files: _Files, room: SqlRoom, scratch: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "threads": limits.SQL_THREADS,
+        "memory_limit": f"{room.memory_bytes}B",
+        "temp_directory": f"{scratch}/spill" if room.spill_bytes else "",
+        "max_temp_directory_size": f"{room.spill_bytes}B",
+    }
+    with duckdb.connect(":memory:", config=config) as connection:
+        connection.register_filesystem(files.on_disk)
+        if files.archived is not None:
+            connection.register_filesystem(files.archived)
+        connection.execute("SET TimeZone = 'UTC'")
+        yield connection
 
-    Raises BadQuery.
+
+def _lock_down(connection: duckdb.DuckDBPyConnection) -> None:
+    """Let the query read what the read-only file systems have and nothing else, and change nothing."""
+    for statement in (
+        f"SET allowed_directories = ['{HISTORY_PROTOCOL}://', '{PROTOCOL}://']",
+        "SET enable_external_access = false",
+        "SET lock_configuration = true",
+        "BEGIN TRANSACTION READ ONLY",
+    ):
+        connection.execute(statement)
+
+
+# -------------------------------------------------------------------- the statement
+
+_EXPLAIN: Final = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*explain\b", re.IGNORECASE | re.DOTALL)
+_NODE: Final = re.compile(r'"type":"(\w+_NODE)"')
+"""In a string of the query the quotes would have a backslash before them."""
+_READING: Final = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+
+
+class _Parsed(msgspec.Struct):
+    """How DuckDB describes a query, if it is a SELECT."""
+
+    error: bool
+    error_type: str = ""
+    error_message: str = ""
+    statements: list[msgspec.Raw] = []
+
+
+def _one_select(connection: duckdb.DuckDBPyConnection, query: str) -> str:
+    """Return the query if it is one SELECT, which a statement's type does not say: a WITH may hold COPY and INSERT, and
+    EXPLAIN ANALYZE runs what it explains. Raises BadQuery.
     """
-    _check_sql(query)
-    until_s = time.monotonic() + timeout_s
-    with TemporaryDirectory(prefix="kvscope-sql-") as scratch, duckdb.connect(":memory:") as connection:
-        segments, files = _segments(of, Path(scratch), timeout_s)
-        if files is not None:
-            connection.register_filesystem(files)
-        ended = threading.Event()
-        timer = threading.Thread(target=_interrupt, args=(connection, until_s, ended), daemon=True)
-        timer.start()
-        try:
-            _limit_resources(connection, scratch)
-            _make_views(connection, query, segments, of)
-            _lock_down(connection, of.directory, scratch)
-            cursor = connection.execute(query)
-            yield SqlAnswer([column[0] for column in cursor.description or ()], _rows(cursor))
-        except duckdb.Error as error:
-            if isinstance(error, duckdb.InterruptException) or time.monotonic() >= until_s:
-                raise BadQuery(
-                    f"the query was stopped after {timeout_s:g} s: ask for less, or give --timeout"
-                ) from error
-            if files is not None and files.error:
-                raise BadQuery(f"the archive cannot be read: {files.error}") from error
-            raise BadQuery(_plain_error(error)) from error
-        finally:
-            ended.set()
-            timer.join()
-
-
-def _interrupt(connection: duckdb.DuckDBPyConnection, until_s: float, ended: threading.Event) -> None:
-    """Stop what runs at that time, and what begins later: an interrupt between two statements stops neither."""
-    wait_s = until_s - time.monotonic()
-    while not ended.wait(max(0.0, wait_s)):
-        connection.interrupt()
-        wait_s = INTERRUPT_EVERY_S
-
-
-def _segments(of: SqlInput, scratch: Path, timeout_s: float) -> tuple[list[SqlSegment], ArchiveFiles | None]:
-    local = list(local_segments(of.directory, scratch, of.window)) if of.directory is not None else []
-    files: ArchiveFiles | None = None
-    if of.archive is not None:
-        segments, files = with_archived(local, of.archive, of.window, timeout_s)
-    else:
-        segments = [SqlSegment(str(segment.path), engine, segment.epoch) for engine, segment in local]
-    for number, (engine, of_engine) in enumerate(of.points.items()):
-        folder = scratch / f"points-{number}"
-        folder.mkdir()
-        write_table(points_table(engine, 0, of_engine), folder / "points.parquet")
-        segments.append(SqlSegment(str(folder), engine, 0))
-    return segments, files
-
-
-def _limit_resources(connection: duckdb.DuckDBPyConnection, scratch: str) -> None:
-    for setting in (
-        "TimeZone = 'UTC'",
-        f"threads = {THREADS}",
-        f"memory_limit = {_quoted(MEMORY)}",
-        f"temp_directory = {_quoted(scratch)}",
-    ):
-        connection.execute(f"SET {setting}")
-
-
-def _lock_down(connection: duckdb.DuckDBPyConnection, directory: Path | None, scratch: str) -> None:
-    """Let the query read the files of its segments and no others."""
-    folders = [*([os.fspath(directory.resolve())] if directory is not None else []), scratch, f"{PROTOCOL}://"]
-    for setting in (
-        f"allowed_directories = [{', '.join(map(_quoted, folders))}]",
-        "enable_external_access = false",
-        "lock_configuration = true",
-    ):
-        connection.execute(f"SET {setting}")
-
-
-def _check_sql(query: str) -> None:
-    try:
-        statements = duckdb.extract_statements(query)
-    except duckdb.Error as error:
-        raise BadQuery(_plain_error(error)) from error
-    reads = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-    if len(statements) != 1 or statements[0].type not in reads:
-        raise BadQuery("one query that reads, please: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN")
-
-
-def _plain_error(error: duckdb.Error) -> str:
-    return f"the query cannot be run: {error}"
+    explained = _EXPLAIN.match(query)
+    select = query[explained.end() :] if explained else query
+    ((found,),) = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchall()
+    parsed = msgspec.json.decode(found, type=_Parsed)
+    if parsed.error_type == "parser" and not explained:
+        raise BadQuery(f"the query cannot be run: {parsed.error_message}")
+    if parsed.error or len(parsed.statements) != 1 or not set(_NODE.findall(found)) <= _READING:
+        raise BadQuery(
+            "one query that reads, please: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, SHOW TABLES, or EXPLAIN of one"
+        )
+    return f"EXPLAIN {select}" if explained else select
 
 
 def _rows(cursor: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
-    while some := cursor.fetchmany(10_000):
+    while some := cursor.fetchmany(100):
         yield from some
-
-
-def _log_of(directory: Path) -> list[LoggedTransition]:
-    return FindingsLog(directory).read()
 
 
 # -------------------------------------------------------------------- the tables
@@ -260,58 +303,37 @@ _FILES_OF: Final = {
     "findings": set[str](),
 }
 """The files that each table is made of."""
+_NEEDS: Final = {"events": ("events", "frames"), "frames": ("frames",), "points": ("points",)}
+"""The files of a segment without which its rows of a view cannot be told."""
 
 
-def _make_views(
-    connection: duckdb.DuckDBPyConnection, query: str, segments: Sequence[SqlSegment], of: SqlInput
+def _make_tables(
+    connection: duckdb.DuckDBPyConnection, query: str, files: _Files, of: SqlSource, read: set[str]
 ) -> None:
-    """Create the tables of the docs. From an archive, only segments that the query may name."""
-    if not segments:
-        raise BadQuery("there is nothing to ask: no segment has been kept yet, or none of that time")
+    """Create the tables of the docs that the query may name, all if it names none. `read`: the files of them."""
+    if not files.segments:
+        left = _left_out(files)
+        why = f": {'; '.join(left)}" if left else ": no segment has been kept yet, or none of that time"
+        raise BadQuery(f"there is nothing to ask{why}")
     named = [table for table in _FILES_OF if re.search(rf"\b{table}\b", query, re.IGNORECASE)]
-    tables = named if named and of.archive is not None else list(_FILES_OF)
-    files = set().union(*(_FILES_OF[table] for table in tables))
+    tables = named or list(_FILES_OF)
+    of_tables = set().union(*(_FILES_OF[table] for table in tables))
     for name in _VIEWS:
-        if name in files:
-            _make_view(connection, name, segments, of.window)
-    if "frames" in files:
+        if name in of_tables:
+            found = files.of(name)
+            if not found:
+                raise BadQuery(f"there is nothing to ask: {'; '.join(_left_out(files)) or f'no {name} are kept'}")
+            read |= {f"{segment.folder}/{each}.parquet" for segment in found for each in _NEEDS[name]}
+            once = _counted_once(connection, name, found)
+            connection.execute(_VIEWS[name].format(files=once, since=of.window.since_ns, until=of.window.until_ns))
+    if "frames" in of_tables:
         connection.execute(_REQUESTS)
-    _make_findings(connection, [*(_log_of(of.directory) if of.directory is not None else ()), *of.transitions])
+    if "findings" in tables:
+        _make_findings(connection, [each for each in (of.directory, of.judged) if each is not None])
 
 
-def _make_view(
-    connection: duckdb.DuckDBPyConnection, name: str, segments: Sequence[SqlSegment], window: TimeRange
-) -> None:
-    files = {segment: f"{segment.folder}/{name}.parquet" for segment in segments}
-    gone = [segment.folder for segment in segments if not _is_there(segment.folder)]
-    if gone:
-        raise BadQuery(f"{gone[0]} was deleted while the query began, as what is too old is: ask again")
-    kept = {segment: file for segment, file in files.items() if _is_there(file)}
-    try:
-        _execute_view(connection, name, kept, window)
-    except duckdb.Error as error:
-        sound = {
-            segment: file for segment, file in kept.items() if _is_archived(file) or _is_readable(connection, file)
-        }
-        if not sound:
-            raise BadQuery("there is nothing to ask: no segment that is kept can be read") from error
-        _execute_view(connection, name, sound, window)
-
-
-def _is_archived(path: str) -> bool:
-    return path.startswith(f"{PROTOCOL}://")
-
-
-def _is_there(path: str) -> bool:
-    """Return whether a file or folder exists, or the manifest of one in the archive names it."""
-    return _is_archived(path) or os.path.exists(path)
-
-
-def _execute_view(
-    connection: duckdb.DuckDBPyConnection, name: str, files: Mapping[SqlSegment, str], window: TimeRange
-) -> None:
-    once = _counted_once(connection, name, files)
-    connection.execute(_VIEWS[name].format(files=once, since=window.since_ns, until=window.until_ns))
+def _is_archived(file: str) -> bool:
+    return file.startswith(f"{PROTOCOL}://")
 
 
 def _counted_once(connection: duckdb.DuckDBPyConnection, name: str, files: Mapping[SqlSegment, str]) -> str:
@@ -347,23 +369,12 @@ def _counted_once(connection: duckdb.DuckDBPyConnection, name: str, files: Mappi
     return f"(SELECT * FROM {_parquet(of_one)} UNION ALL BY NAME {once})" if of_one else f"({once})"
 
 
-def _make_findings(connection: duckdb.DuckDBPyConnection, transitions: Sequence[LoggedTransition]) -> None:
+def _make_findings(connection: duckdb.DuckDBPyConnection, directories: Collection[Path]) -> None:
     """Only the last transition of a finding counts."""
-    last = {each.id: each for each in transitions}.values()
-    rows = [
-        {
-            **{
-                name: getattr(each, name)
-                for name in ("id", "severity", "to", "first_seen_ns", "fired_ns", "resolved_ns")
-            },
-            **{
-                name: getattr(each.judgement, name) for name in ("engine", "code", "verdict", "explanation", "position")
-            },
-            "requests": list(each.judgement.requests),
-            "blocks": list(each.judgement.blocks),
-        }
-        for each in last
-    ]
+    from .findings_log import FindingsLog  # it knows every detector, which takes a while
+
+    last = {each.id: each for directory in directories for each in FindingsLog(directory).read()}.values()
+    rows = [msgspec.structs.asdict(each.judgement) | msgspec.structs.asdict(each) for each in last]
     connection.register("transitions", pa.Table.from_pylist(rows, _FINDING_COLUMNS))
     connection.execute(_FINDINGS)
 
@@ -372,11 +383,13 @@ def _parquet(files: Iterable[str]) -> str:
     return f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true, filename = true)"
 
 
-def _is_readable(connection: duckdb.DuckDBPyConnection, file: str) -> bool:
+def _is_sound(path: Path) -> bool:
+    """Whether each page of a Parquet file can be read and has its checksum."""
     try:
-        connection.execute(f"DESCRIBE SELECT * FROM {_parquet([file])}")
-    except duckdb.Error:
-        logger.warning("%s is damaged and is left out", file)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for number in range(file.num_row_groups):
+                file.read_row_group(number, use_threads=False)
+    except Exception:  # damage raises errors of any type
         return False
     return True
 

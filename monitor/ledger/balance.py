@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvscope.monitor.events.kinds import FIRST_FINISHED, Kind, Status
-from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.state.engine_state import EngineState
+from ..contract.kinds import FIRST_FINISHED, Kind, Status
+from ..contract.wire import Batch
+from .engine_state import EngineState
 
 RUNNING_STATUS = int(Status.RUNNING)
 _STEP_KINDS = frozenset(
@@ -36,6 +36,16 @@ class Balance(msgspec.Struct, frozen=True):
     reserved: int
     unaccounted: int
     unexplained_references: int
+
+    @property
+    def usable(self) -> int:
+        """Blocks that requests can have."""
+        return self.total - self.reserved
+
+    @property
+    def used(self) -> int:
+        """Blocks in use, whoever holds them."""
+        return self.usable - self.free - self.cached_idle
 
     @property
     def difference(self) -> int:

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final, NamedTuple
 
-from kvscope.monitor.events.samples import KvEvent, KvEvents
+from ..contract.samples import KvEvent, KvEvents
 
 MAX_HASHES: Final = 1 << 20
 MAX_CHAINS: Final = 4_096
 MAX_STEPS: Final = 20_000
 SETTLED_NS: Final = 5_000_000_000
-"""A content that was kept for so long is there for every prompt that comes."""
+"""After this time a content is there for every prompt that arrives: alike prompts are computed side by side."""
 MOST_OF_STEP: Final = 0.9
 """The share of the blocks stored in a step that makes the evictions of that step a chain's."""
 
@@ -28,7 +28,7 @@ Content = tuple[int, ContentHash]
 
 
 class Chain:
-    """One prompt that grows: how many blocks it stored, what it evicted, and how much of that was needed again."""
+    """A prompt with its output: how many blocks it stored, what it evicted, and how much of that was needed again."""
 
     def __init__(self, began_ns: int, position: str, kept_before: int) -> None:
         self.began_ns = began_ns
@@ -41,7 +41,7 @@ class Chain:
 
 
 class Step(NamedTuple):
-    """The contents that one batch stored: all, and those of them that were kept already, and for a while."""
+    """How many contents one batch stored, and how many of them the cache had kept for a while already."""
 
     at_ns: int
     position: str
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class CachedPrefixes:
-    """The prefix cache of one engine, in contents. All counts are since we have listened."""
+    """The prefix cache of one engine, by content. All counts are since reading began."""
 
     def __init__(self) -> None:
         self.kept: dict[Content, tuple[int, int]] = {}
@@ -64,7 +64,7 @@ class CachedPrefixes:
         self.forgotten = 0
         """Contents that were dropped here because there were too many to track."""
         self.steps: deque[Step] = deque(maxlen=MAX_STEPS)
-        """The last that stored anything."""
+        """The last batches that stored anything."""
         self.culprits: deque[Chain] = deque(maxlen=MAX_CHAINS)
         """Chains that evicted what was needed again, in the order in which that was found."""
         self._ends: dict[Content, Chain] = {}
@@ -98,7 +98,7 @@ class CachedPrefixes:
             self._blame(by_chain, removed)
 
     def _store(self, event: KvEvent, at_ns: int) -> int:
-        """How many of its contents were there, and need not have been computed."""
+        """Store its contents. Return how many of them the cache had, so that they need not have been computed."""
         again = 0
         for value in event.hashes:
             content = (event.group, value)
@@ -117,7 +117,7 @@ class CachedPrefixes:
         return again if again > 1 else 0
 
     def _remove(self, event: KvEvent) -> list[Content]:
-        """Return the contents that were known to be kept."""
+        """Remove its contents. Return those that were known to be kept."""
         found = []
         for value in event.hashes:
             content = (event.group, value)

@@ -1,6 +1,6 @@
-"""One engine's ledger: a fold of frames, and of samples where there is no stream.
+"""One engine's ledger: a fold of frames, and of samples where there is no stream. A fleet has one for each engine.
 
-`apply` takes what a source brings, in order. The state itself is kvscope.monitor.state. This module adds the data that
+`apply` takes what a source brings, in order. The state itself is an EngineState. This module adds the data that
 judgement needs: the position in the stream, the time there, lost batches, ended requests, the recent past.
 """
 
@@ -10,36 +10,30 @@ import logging
 from collections import Counter, deque
 from typing import Final
 
-from kvscope.monitor.events.description import EngineDescription, parse_description
-from kvscope.monitor.events.kinds import Cause, EngineMode, Kind, Stage, Status
-from kvscope.monitor.events.samples import Fact, KvEvents, Record, ReportedEvent, Sample
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, NO_REQUEST, STACK_TEXT, Batch, Keyframe, NotAFrame
-from kvscope.monitor.ledger import validation
-from kvscope.monitor.ledger.balance import Balance, balance_of, keeps_balance
-from kvscope.monitor.ledger.cached_prefixes import CachedPrefixes
-from kvscope.monitor.ledger.epoch_overlaps import EpochOverlaps, is_next_epoch
-from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
-from kvscope.monitor.ledger.held_back import HeldBackQueue
-from kvscope.monitor.ledger.idle_floors import IdleFloors
-from kvscope.monitor.ledger.ledger_records import FoundAnomaly as FoundAnomaly
-from kvscope.monitor.ledger.ledger_records import Loss as Loss
-from kvscope.monitor.ledger.ledger_records import Point as Point
-from kvscope.monitor.ledger.ledger_records import Position as Position
-from kvscope.monitor.ledger.living_requests import Living, refused_last, sort_living
-from kvscope.monitor.ledger.pool_points import batch_bytes, point_now
-from kvscope.monitor.ledger.reported_events import ReportedEvents
-from kvscope.monitor.ledger.step_model import StepModel
-from kvscope.monitor.ledger.stream_clock import StreamClock
-from kvscope.monitor.ledger.tally import Tally
-from kvscope.monitor.state import keyframe_codec
-from kvscope.monitor.state.cached_prompts import CachedPrompts, with_kept
-from kvscope.monitor.state.engine_state import EVENT_BITS, EngineState
-from kvscope.monitor.state.evictions import Evictions
-from kvscope.monitor.state.fold import apply_events
-from kvscope.monitor.state.outside_waits import OutsideWaits
-from kvscope.monitor.state.records import (
+from ..base.supervision import WorkerFailure
+from ..contract.description import EngineDescription, parse_description
+from ..contract.kinds import Cause, EngineMode, Kind, Stage, Status
+from ..contract.samples import Fact, KvEvents, Record, ReportedEvent, Sample
+from ..contract.wire import ADDED_BY_SOURCE, NO_REQUEST, STACK_TEXT, Batch, Keyframe, NotAFrame
+from . import invariants, keyframe_codec
+from .balance import Balance, balance_of, keeps_balance
+from .cached_prefixes import CachedPrefixes
+from .durations import OutsideWaits, StepModel, StepTimes
+from .engine_state import EVENT_BITS, EngineState
+from .fold import apply_events, require_few_requests
+from .heartbeat_history import HeartbeatHistory
+from .ledger_records import FoundAnomaly as FoundAnomaly
+from .ledger_records import Loss as Loss
+from .ledger_records import Point as Point
+from .ledger_records import Position as Position
+from .ledger_records import ReportedEvents, batch_bytes, most_missing, point_now, span_ns
+from .pool_forecast import IdleFloors
+from .prefix_reuse import CachedPrompts, Evictions, with_kept
+from .queue_state import HeldBackQueue, Living, refused_last, sort_living
+from .records import (
     UNKNOWN_POSITION,
     Anomaly,
+    AnomalyKind,
     ComputedPrompt,
     EngineStack,
     Heartbeat,
@@ -47,8 +41,8 @@ from kvscope.monitor.state.records import (
     Preemption,
     RequestState,
 )
-from kvscope.monitor.state.step_times import StepTimes
-from kvscope.monitor.supervision import WorkerFailure
+from .stream_clock import EpochOverlaps, StreamClock, is_next_epoch
+from .tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -71,77 +65,106 @@ REFIT_AFTER: Final = 1.1
 
 
 class EngineLedger:
-    """The ledger of the engine named `engine`. One of the past is not `counting`: its points are kept elsewhere."""
+    """The ledger of the engine named `engine`. One of the past is not `counting`: its points are kept elsewhere.
 
-    used_by_engine = -1
-    """Blocks in use by the engine's own counter, which each batch carries, or -1 before the first."""
-    _balance: Balance | None = None
-    _unexplained: dict[int, int] | None = None
-    """Unexplained references of the current state, dropped with the next record that may change them."""
-    max_recent_bytes = MAX_RECENT_BYTES
+    Read its attributes as you like, and change none of them: `apply` keeps them consistent.
+    """
+
+    max_recent_bytes, max_recent_ns = MAX_RECENT_BYTES, 1 << 62
 
     def __init__(self, engine: str, *, counting: bool = True, validate: bool | None = None) -> None:
         self.engine = engine
-        self.validates = validation.is_enabled() if validate is None else validate
+        self.validates = invariants.is_enabled() if validate is None else validate
         """Whether every invariant is checked after every batch, by default according to KVSCOPE_VALIDATE."""
         self.counting = counting
         self.point_every_ns = POINT_EVERY_NS if counting else SPARSE_POINT_EVERY_NS
-        self.epoch = 0
+        """The least time between two points."""
+
+        # The stream, over all epochs
+        self.now_ns = 0
+        """The latest wall time that a record has shown, in ns since 1970. It never goes back."""
+        self.last_received_ns = 0
+        """When the last record came from the engine itself, on the same clock. At most `now_ns`."""
+        self.joined_ns = 0
+        """The first time that the stream showed, or 0 before it."""
+        self.clock = StreamClock()
+        self.overlaps = EpochOverlaps()
+        """Signs of other processes that use this name, and batches that came twice."""
+        self.restarts = 0
+        """Starts of the engine after the first one seen, by its epochs, its counters or its KV events."""
+        self.recent: deque[Batch] = deque()
+        """The last batches, within `max_recent_bytes` and `max_recent_ns`, and at least the very last."""
+        self.recent_bytes = 0
+        """About what `recent` takes: the sum of `batch_bytes` over it."""
+        self.points: deque[Point] = deque(maxlen=MAX_POINTS)
+        """The pool and the queues over time, at least `point_every_ns` apart."""
+        self.just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
+        """Requests that ended since `take_just_finished` was last called, whether or not they hold blocks."""
+        self.refused_records = 0
+        """Records that could not be folded in. A batch or keyframe among them counts as lost too."""
+        self.siblings: list[EngineLedger] = []
+        """The other data-parallel ranks of its server, when it was last judged."""
+        self.observer_failures: tuple[WorkerFailure, ...] = ()
+        """Failed parts of the service that this engine's data depends on. The service sets them."""
+        self.grave_failures: frozenset[str] = frozenset()
+        """The workers among them that have failed for long and serve this engine alone."""
+
+        # Samples, KV events and texts
+        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        """Samples since the engine last restarted, oldest first."""
+        self.past_samples: deque[Sample] = deque(maxlen=MAX_PAST_SAMPLES)
+        """Samples with a time, over restarts, for charts."""
+        self.facts: dict[str, Fact] = {}
+        """The last fact of each name."""
+        self.reported = ReportedEvents()
+        """Events in the lines of a log or the phrases of a report."""
+        self.prefixes = CachedPrefixes()
+        """The prefix cache as far as KV events show it."""
+
+        # Derived from the state when asked for, and dropped with the next record that may change it
+        self._balance: Balance | None = None
+        self._unexplained: dict[int, int] | None = None
+        self._living: Living | None = None
+        self._head: RequestState | None = None
+        self._head_is_known = False
+        self._begin_epoch(0)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Set everything that belongs to one start of the engine, which `epoch` names."""
+        self.epoch = epoch
+        """The wall clock of the engine's start, by which it names the epoch, or 0 before the first frame."""
         self.sequence = -1
-        self.step_times, self.outside_waits = StepTimes(), OutsideWaits()
-        """Step times and waits of this epoch, as far as received."""
-        self.state = self._begun(EngineState())
-        self.description = EngineDescription()
+        """The last batch that was folded in. Each one before it was too, or is counted in `lost_batches`."""
         self.ready = False
         """Whether the state is known: from the engine's start, or a keyframe, on."""
-        self.now_ns = 0
-        """The latest wall time that the stream has shown, in ns since 1970."""
-        self.last_received_ns = 0
-        """When the last event came from the engine itself, on the same clock."""
-        self.joined_ns = 0
+        self.step_times, self.outside_waits = StepTimes(), OutsideWaits()
+        """How long steps, transfers and grammars took, as far as received. Kept when a keyframe replaces the state."""
+        self._step_model: tuple[int, StepModel] | None = None
+        """The model of step times, and the number of steps that it was fitted to."""
+        self.state = self._counted(EngineState())
+        self.description = EngineDescription()
+        self.used_by_engine = -1
+        """Blocks in use by the engine's own counter, which each batch carries, or -1 before the first."""
         self.uncertain_since_ns = 0
         """Since when figures may be wrong because events were lost, or 0 once an audit has corrected them."""
-        self.restarts = 0
         self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)
         self.lost_batches = dict.fromkeys(Stage, 0)
-        """All losses in this epoch. `losses` keeps only the last of them."""
+        """All lost batches. `losses` has only the last of them."""
         self.dropped_batches = self.dropped_events = 0
-        self.observer_failures: tuple[WorkerFailure, ...] = ()
-        """Failed parts of the service that this engine's data depends on, not of the stream."""
-        self.refused_records = 0
-        """Records that could not be folded in."""
+        """What the engine itself has dropped because its buffer was full, by its last batch."""
         self.ended: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
-        self.just_finished: deque[RequestState] = deque(maxlen=MAX_ENDED_REQUESTS)
+        """Requests that finished and hold no block any more."""
         self.anomalies: list[FoundAnomaly] = []
         """The first MAX_ANOMALIES of each kind: each step and audit finds the same problem again, with less detail."""
-        self._anomalies: Counter[str] = Counter()
+        self._anomaly_counts: Counter[AnomalyKind] = Counter()
         self.lapses: deque[LapsedLease] = deque(maxlen=MAX_LAPSES)
         """Blocks that only the end of a lease has brought back."""
         self.preempted: deque[Preemption] = deque(maxlen=MAX_PREEMPTED)
         self.prompts: deque[ComputedPrompt] = deque(maxlen=MAX_PROMPTS)
         """Computed prompts that were looked up in the prefix cache."""
         self.floors = IdleFloors()
-        """In blocks that no living request holds."""
-        self.points: deque[Point] = deque(maxlen=MAX_POINTS)
-        self.recent: deque[Batch] = deque()
-        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
-        self.past_samples: deque[Sample] = deque(maxlen=MAX_PAST_SAMPLES)
-        self.facts: dict[str, Fact] = {}
-        self.reported = ReportedEvents()
-        self.prefixes = CachedPrefixes()
-        """The cache by KV events, where there are any."""
-        self.tally = Tally()
-        self.beats, self.held_back = HeartbeatHistory(), HeldBackQueue()
-        self.recent_bytes = 0  # about what `recent` takes
-        self.clock = StreamClock()
-        self.overlaps = EpochOverlaps()
-        """Other engine processes that use this name, and batches that came twice."""
-        self._step_model: tuple[int, StepModel] | None = None
-        self._head: RequestState | None = None
-        self._head_is_known = False
-        self._living: Living | None = None
-
-    # ---------------------------------------------------------------- the fold
+        """Floors in blocks that no living request holds."""
+        self.beats, self.held_back, self.tally = HeartbeatHistory(), HeldBackQueue(), Tally()
 
     def apply(self, record: Record) -> None:
         """Fold one record in. No record from an engine makes this raise. An unusable one counts as lost, and the state
@@ -152,7 +175,7 @@ class EngineLedger:
             self._balance = self._unexplained = None
         try:
             self._apply(record)
-        except validation.InvariantError:
+        except invariants.InvariantError:
             raise
         except Exception as error:
             self.refused_records += 1
@@ -198,6 +221,9 @@ class EngineLedger:
         if not self.ready and batch.sequence > 0:
             return  # without its past this batch means nothing; the source brings a keyframe
         missing = batch.sequence - self.sequence - 1
+        if missing > most_missing(batch, self.recent):
+            self._unreadable(batch, f"{missing:,} batches before it would be missing, and there was no time for them")
+            return
         if missing > 0:
             self._lost(missing, Stage.TRANSPORT)
         if batch.dropped_batches > self.dropped_batches:
@@ -206,22 +232,25 @@ class EngineLedger:
         self.ready = True
         self.sequence = batch.sequence
         self._fold(batch)
-        self._keep(batch)
+        self.recent.append(batch)
+        self.recent_bytes += batch_bytes(batch)
+        self.drop_oldest_batches()
         if self.validates and not (self.state.damaged or self.losses or self.anomalies):
-            validation.validate(self.engine, str(self.last_received_at), self.state, self.recent)
+            invariants.validate(self.engine, str(self.last_received_at), self.state, self.recent)
 
     def _fold(self, batch: Batch) -> None:
         state = self.state
         before = state.heartbeat
         try:
             runs, args, ids = batch.columns()
+            require_few_requests(state, runs)
             apply_events(state, runs, args, ids, batch.texts, batch.sequence)
             if self.counting:
                 self.tally.follow(state)
             if NO_REQUEST in batch.texts:
                 self.description = parse_description(batch.texts[NO_REQUEST])
         except Exception as error:
-            # The event breaks the layout of the contract: its meaning, and the rest of the batch, is lost.
+            # The event breaks the contract or a limit: its meaning, and the rest of the batch, is lost.
             self._unreadable(batch, f"{type(error).__name__}: {error}")
         if state.heartbeat is not before:
             self._heartbeat_received(before, state.heartbeat)
@@ -229,7 +258,7 @@ class EngineLedger:
             state.check(batch.free, batch.cached_idle, batch.used)
         if batch.total > 0:
             self.used_by_engine = batch.used
-        if state.has_news:
+        if state.news:
             self._take_news(batch)
         if self.uncertain_since_ns and not state.damaged:
             self.uncertain_since_ns = 0
@@ -238,38 +267,32 @@ class EngineLedger:
             causes = self.waiting_by_cause()
             point = point_now(state, self.description, self.now_ns, position, causes, self.balance())
             if not state.damaged:
-                self._look_at_floor(point)
+                self.floors.look_at(point, self.points[-1] if self.points else None)
             if self.counting:
                 self.held_back.note(self.looked_ns, state, self.description, self.living(), self.head())
             self.points.append(point)
 
     def _take_news(self, batch: Batch) -> None:
-        state = self.state
-        finished, preempted = state.take_finished(), state.take_preempted()
-        prompts = with_kept(state.take_prompts(), self.description)
-        self.ended.extend(state.take_ended())
+        news = self.state.take_news()
+        finished, preempted = news.finished, news.preempted
+        prompts = with_kept([*news.prompts], self.description)
+        self.ended.extend(news.ended)
         self.just_finished.extend(finished)
-        self.lapses.extend(state.take_lapsed())
+        self.lapses.extend(news.lapsed)
         self.preempted.extend(preempted)
         self.prompts.extend(prompts)
         self.tally.finished(finished)
-        self.tally.recompute.recomputed(batch.wall_ns, state.take_recomputed())
-        self.tally.recompute.add(preempted, prompts, state.block_size)
-        for anomaly in state.take_anomalies():
+        self.tally.recompute.recomputed(batch.wall_ns, news.recomputed)
+        self.tally.recompute.add(preempted, prompts, self.state.block_size)
+        for anomaly in news.anomalies:
             position = Position(batch.epoch, batch.sequence, anomaly.position)
             self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
 
     def _note_anomaly(self, found: FoundAnomaly) -> None:
-        what = found.anomaly.what
-        self._anomalies[what] += 1
-        if self._anomalies[what] <= MAX_ANOMALIES:
+        kind = found.anomaly.kind
+        self._anomaly_counts[kind] += 1
+        if self._anomaly_counts[kind] <= MAX_ANOMALIES:
             self.anomalies.append(found)
-
-    def _look_at_floor(self, point: Point) -> None:
-        worked = bool(self.points) and point.finished_requests != self.points[-1].finished_requests
-        in_use = point.balance.finished + point.balance.unaccounted
-        idle = not (point.running or point.waiting)
-        self.floors.look(point.at_ns, idle=idle, worked=worked, in_use=in_use, where=str(point.position))
 
     def _heartbeat_received(self, before: Heartbeat | None, last: Heartbeat | None) -> None:
         wall_ns = self.wall(last.at_ns) if last is not None else 0
@@ -283,10 +306,8 @@ class EngineLedger:
                 self.now_ns = max(self.now_ns, observed_ns)
                 self.joined_ns = self.joined_ns or self.now_ns
             elif event.kind == Kind.STACK and self.ready:  # of an engine that cannot send it
-                at_ns = self.now_ns - self.clock.offset_ns
-                self.state.stack = EngineStack(
-                    at_ns, -1, 0, (*event.args, 0, 0, 0, 0)[3], batch.texts.get(STACK_TEXT, "")
-                )
+                at_ns, layer = self.now_ns - self.clock.offset_ns, (*event.args, 0, 0, 0, 0)[3]
+                self.state.stack = EngineStack(at_ns, -1, 0, layer, batch.texts.get(STACK_TEXT, ""))
             elif event.kind == Kind.LOST and self.ready:
                 first, last, stage = (*event.args, 0, 0, 0)[:3]
                 self._lost(max(last - first + 1, 1), Stage(stage) if stage in set(Stage) else Stage.TRANSPORT)
@@ -304,7 +325,7 @@ class EngineLedger:
             return self._unreadable(keyframe, str(error))
         state.lost_at = (keyframe.sequence << EVENT_BITS | EVENT_MASK) if state.damaged else UNKNOWN_POSITION
         before = self.state.heartbeat if self.ready else None
-        self.state = self._begun(state)
+        self.state = self._counted(state)
         self.tally.in_step = False
         self._heartbeat_received(before, state.heartbeat)
         self.ready = True
@@ -312,8 +333,8 @@ class EngineLedger:
         self.uncertain_since_ns = self.now_ns if self.state.damaged else 0
         return None
 
-    def _begun(self, state: EngineState) -> EngineState:
-        """Books that are ours from here on."""
+    def _counted(self, state: EngineState) -> EngineState:
+        """Return a state that replaces the current one, set to report to this ledger what it counts."""
         self._balance = self._unexplained = None
         state.evictions = Evictions() if self.counting else None
         state.cached_prompts = CachedPrompts() if self.counting else None
@@ -326,31 +347,10 @@ class EngineLedger:
         if not is_next_epoch(frame, self.epoch, self.now_ns - self.last_received_ns):
             self.overlaps.note_other(frame, self.now_ns)
             return False
-        self._new_epoch(frame.epoch)
-        return True
-
-    def _new_epoch(self, epoch: int) -> None:
         self.restarts += self.epoch != 0
-        self.epoch = epoch
         self.clock.begin_epoch()
-        self.sequence = -1
-        self.step_times, self._step_model, self.outside_waits = StepTimes(), None, OutsideWaits()
-        self.state = self._begun(EngineState())
-        self.tally = Tally()
-        self.description = EngineDescription()
-        self.ready = False
-        self.uncertain_since_ns = 0
-        self.beats, self.held_back, self.used_by_engine = HeartbeatHistory(), HeldBackQueue(), -1
-        self.lapses.clear()
-        self.preempted.clear()
-        self.prompts.clear()
-        self.floors.clear()
-        self.dropped_batches = self.dropped_events = 0
-        self.ended.clear()
-        self.anomalies.clear()
-        self._anomalies.clear()
-        self.losses.clear()
-        self.lost_batches = dict.fromkeys(Stage, 0)
+        self._begin_epoch(frame.epoch)
+        return True
 
     def _advance(self, wall_ns: int, mono_ns: int, place: tuple[int, int]) -> None:
         at_ns = self.clock.frame(wall_ns, mono_ns, self.now_ns, self.last_received_ns, place)
@@ -366,18 +366,15 @@ class EngineLedger:
         self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns
 
     def _unreadable(self, frame: Batch | Keyframe, why: str) -> None:
-        anomaly = Anomaly("what the engine sent cannot be read", -1, -1, 0, why)
+        anomaly = Anomaly(AnomalyKind.UNREADABLE, -1, -1, 0, why)
         self._note_anomaly(FoundAnomaly(Position(frame.epoch, frame.sequence), self.now_ns, anomaly))
         self._lost(1, Stage.TRANSPORT)
 
-    def _keep(self, batch: Batch) -> None:
-        self.recent.append(batch)
-        self.recent_bytes += batch_bytes(batch)
-        self.drop_oldest_batches()
-
     def drop_oldest_batches(self) -> None:
-        """Drop batches beyond `max_recent_bytes`."""
-        while self.recent_bytes > self.max_recent_bytes and len(self.recent) > 1:
+        """Drop batches beyond `max_recent_bytes`, and those from longer than `max_recent_ns` before the last."""
+        while len(self.recent) > 1 and (
+            self.recent_bytes > self.max_recent_bytes or span_ns(self.recent) > self.max_recent_ns
+        ):
             self.recent_bytes -= batch_bytes(self.recent.popleft())
 
     def recount(self) -> None:
@@ -472,7 +469,7 @@ class EngineLedger:
             return Cause.NONE
 
     def waiting_by_cause(self) -> Counter[int]:
-        """How many wait, by `cause_of_wait` of each: in one go, since there may be thousands."""
+        """Count the waiting requests by `cause_of_wait`, all at once, since there may be thousands."""
         requests = self.state.requests.values()
         counts = Counter([r.cause for r in requests if r.status != Status.RUNNING and r.is_waiting])
         head = self.head() if counts else None
@@ -496,3 +493,27 @@ class EngineLedger:
         if not self._head_is_known:  # a caller that explains each waiting request calls this as often
             self._head, self._head_is_known = refused_last(self.state.requests.values()), True
         return self._head
+
+
+class Fleet:
+    """The ledgers of all engines, by name."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, EngineLedger] = {}
+        self.max_recent_ns = EngineLedger.max_recent_ns
+        """The bound that each new ledger gets."""
+
+    def apply(self, record: Record) -> EngineLedger:
+        """Fold a record into the ledger of the engine it names, which it returns."""
+        ledger = self.engines.get(record.engine)
+        if ledger is None:
+            ledger = self.engines[record.engine] = EngineLedger(record.engine)
+            ledger.max_recent_ns = self.max_recent_ns
+        ledger.apply(record)
+        return ledger
+
+    def siblings(self, ledger: EngineLedger) -> list[EngineLedger]:
+        """Return the other data-parallel ranks of its server, which are named NAME@HOST:PORT/RANK."""
+        server, rank, _ = ledger.engine.rpartition("/")
+        others = (other for other in self.engines.values() if rank and other is not ledger)
+        return [other for other in others if other.engine.rpartition("/")[0] == server]

@@ -9,24 +9,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from kvscope.monitor.events.kinds import FIRST_FINISHED
-from kvscope.monitor.events.samples import DurationCount
-from kvscope.monitor.ledger.duration_quantiles import duration_quantile
-from kvscope.monitor.state.records import RequestState
+from ..contract.kinds import FIRST_FINISHED
+from ..contract.samples import DurationCount
+from .records import RequestState
+
+
+def duration_quantile(counts: Mapping[tuple[float, float], int], share: float, at_most: float = math.inf) -> float:
+    """Return the duration that `share` of the counted ones do not exceed, as Prometheus's histogram_quantile does: in
+    proportion within a bucket, and the lower bound of the last. `counts`: by lower and upper bound, at least one.
+    `at_most`: a longer one is not plausible. The bucket still holds.
+    """
+    below, rank = 0, share * sum(counts.values())
+    for (lower, upper), number in sorted(counts.items()):
+        if below + number >= rank:
+            inside = lower if math.isinf(upper) else lower + (upper - lower) * (rank - below) / number
+            return max(lower, min(inside, at_most))
+        below += number
+    raise AssertionError(f"rank {rank} of {below}")
+
 
 SLICE_NS: Final = 100_000_000_000
 RECENT_SLICES: Final = 3
-"""Together the five minutes that the latency of an engine is of."""
+"""Slices that must all be slow, five minutes together."""
 FEWEST_IN_SLICE: Final = 4
-"""A slice with fewer is neither slow nor learned."""
+"""A slice with fewer requests is neither slow nor learned."""
 FEWEST_LEARNED: Final = 6
 MOST_LEARNED: Final = 864
 """The slices of a day. Older ones no longer count."""
 USUAL_SHARE: Final = 0.9
-"""The usual time is what so many of the earlier slices kept at their 95th percentile: their bursts are usual, too."""
+"""The share of the earlier slices whose 95th percentile is within the usual time: their bursts are usual too."""
 SLOWER: Final = 3.0
 """Half of the requests wait so many times longer than 95 % usually do. Histograms of engines are about that fine."""
 BUCKET_GROWTH: Final = 1.05
@@ -34,11 +48,13 @@ BUCKET_GROWTH: Final = 1.05
 
 
 class SlowClients(NamedTuple):
-    """Clients that wait longer than usual: since when (ns, on the clock of `add`), how long half of the last slice's
-    waited, how long 95 % usually do, and from how many earlier requests that is known.
+    """Clients that wait longer than usual for their first token.
+
+    p50_s is the median wait in the last slice. usual_p95_s is the 95th percentile of the `usual_of` requests before.
     """
 
     since_ns: int
+    """On the clock of `add`."""
     p50_s: float
     usual_p95_s: float
     usual_of: int
@@ -54,7 +70,7 @@ class _Slice(NamedTuple):
 
     @property
     def waited(self) -> Counter[tuple[float, float]]:
-        """All of them."""
+        """The durations of both."""
         return self.counts + self.unserved
 
 
@@ -77,7 +93,7 @@ class FirstTokenPace:
 
     @property
     def slow(self) -> SlowClients | None:
-        """How clients are slowed down by the last slice, or None if they are not, or nothing was learned yet."""
+        """How the clients of the last slice are slowed down, or None if they are not or nothing was learned yet."""
         return self._verdicts[-1][1] if self._verdicts else None
 
     def slow_at(self, at_ns: int) -> SlowClients | None:

@@ -1,18 +1,80 @@
-"""When the pool will be full of blocks that do not return, with a band for 9 in 10 such engines.
+"""Blocks that do not return: the floors of an engine that drains to idle, and when such blocks fill the pool.
 
-Lost blocks are those that no later point has fewer of. They come in amounts and intervals that vary, so the band has
-two parts: how well the rate is known from the windows seen, and how much as many more windows will vary.
+A floor is what stays in use while the engine is idle. A cache makes none, since blocks without references are not in
+use. A leak makes each floor higher than the last.
+
+The forecast has a band for 9 in 10 such engines. Lost blocks are those that no later point has fewer of. They come in
+amounts and intervals that vary, so the band has two parts: how well the rate is known from the windows seen, and how
+much as many more windows will vary.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
+
+from .ledger_records import Point
+
+MAX_FLOORS: Final = 64
+
+
+class Floor(NamedTuple):
+    """One drain to idle: when it began, and the fewest blocks in use until work came again."""
+
+    at: int
+    in_use: float
+    where: str = ""
+    """The position in the stream of the last event until it was that low, where there is one."""
+
+
+class IdleFloors:
+    """The last MAX_FLOORS floors, folded from samples of an engine. `at` and `in_use` are in the samples' units."""
+
+    def __init__(self) -> None:
+        self._floors: deque[Floor] = deque(maxlen=MAX_FLOORS)
+        self._idle = False
+
+    def look(self, at: int, *, idle: bool, worked: bool, in_use: float, where: str = "") -> None:
+        """Add a sample, with whether the engine has worked since the one before."""
+        if idle and (worked or not self._idle):
+            self._floors.append(Floor(at, in_use, where))
+        elif idle and in_use < self._floors[-1].in_use:
+            self._floors[-1] = self._floors[-1]._replace(in_use=in_use, where=where)
+        self._idle = idle
+
+    def look_at(self, point: Point, before: Point | None) -> None:
+        """Add a point of a stream, in blocks that no living request holds."""
+        worked = before is not None and point.finished_requests != before.finished_requests
+        in_use = point.balance.finished + point.balance.unaccounted
+        idle = not (point.running or point.waiting)
+        self.look(point.at_ns, idle=idle, worked=worked, in_use=in_use, where=str(point.position))
+
+    @property
+    def seen(self) -> list[Floor]:
+        """All floors, oldest first."""
+        return list(self._floors)
+
+    def rising(self) -> list[Floor]:
+        """Return the floors that each exceed the one before, since a floor last was lower than its predecessor."""
+        risen: list[Floor] = []
+        for floor in self._floors:
+            if risen and floor.in_use < risen[-1].in_use:
+                risen = []
+            if not risen or floor.in_use > risen[-1].in_use:
+                risen.append(floor)
+        return risen
+
+    def clear(self) -> None:
+        """Forget the floors: the engine has restarted."""
+        self._floors.clear()
+        self._idle = False
+
 
 FEWEST_LOSSES: Final = 4
 """With fewer, the intervals between them do not show how much these vary."""

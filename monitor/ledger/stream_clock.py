@@ -1,4 +1,4 @@
-"""The time of an engine's stream: its monotonic clock, put on the wall clock once for each epoch.
+"""The time of an engine's stream, and signs that several processes or sources speak for one engine.
 
 A wall clock may jump either way (NTP, a resumed VM, a wrong time zone at boot), and judgement must not: so stream time
 is the engine's monotonic clock plus an offset, which follows the wall clock by at most SLEW. That is enough for any
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Final, NamedTuple
+
+from ..contract.wire import Batch, Keyframe, is_alive
 
 SLEW: Final = 0.001
 """NTP slews by 0.0005 at most."""
@@ -49,14 +51,15 @@ class StreamClock:
         self._anchored = False
 
     def move(self, by_ns: int) -> None:
-        """Let stream time be later by so much."""
+        """Move stream time forward."""
         self.offset_ns += by_ns
         if self._reader_ns is not None:
             self._reader_ns += by_ns
 
     def frame(self, wall_ns: int, mono_ns: int, now_ns: int, last_received_ns: int, place: tuple[int, int]) -> int:
-        """Return the stream time of a frame. `place`: its epoch and sequence. now_ns, heard_ns: the latest stream time,
-        and that of the last frame.
+        """Return the stream time of a frame at `place`, its epoch and sequence.
+
+        now_ns, last_received_ns: the latest stream time, and that of the last frame.
         """
         difference = wall_ns - mono_ns
         self._fresh = True
@@ -90,3 +93,57 @@ class StreamClock:
             self._reader_ns = max(decayed, now_ns - mono_ns)
         self._observed_ns, self._fresh = mono_ns, False
         return mono_ns + self._reader_ns
+
+
+EPOCH_SILENT_NS: Final = 3_000_000_000
+"""An epoch without heartbeats for that long may be followed by one with an earlier clock."""
+RECENT_NS: Final = 15_000_000_000
+"""Signs older than that are over."""
+FRESH_NS: Final = 5_000_000_000
+"""An older heartbeat that repeats is part of a replay."""
+ENOUGH: Final = 5
+"""Heartbeats, a second apart, that make a sign: a restart or a reader that joins brings fewer."""
+MAX_SIGNS: Final = 64
+
+
+def is_next_epoch(frame: Batch | Keyframe, epoch: int, silent_ns: int) -> bool:
+    """Return whether a frame of another epoch than `epoch`, which has been silent for `silent_ns`, begins the next one.
+    Epochs are named by the wall clock at the engine's start, so a later one does. An earlier one does if this one is
+    silent and the frame shows a live engine.
+    """
+    return frame.epoch > epoch or (silent_ns >= EPOCH_SILENT_NS and is_alive(frame))
+
+
+class EpochOverlaps:
+    """Recent signs, in stream time, that several processes or sources speak for one engine.
+
+    Two processes under one name show as heartbeats of another epoch while the current one is alive. Two sources of one
+    process show as heartbeats that repeat although they are recent.
+    """
+
+    def __init__(self) -> None:
+        self._others: deque[tuple[int, int]] = deque(maxlen=MAX_SIGNS)
+        """When a heartbeat of another epoch came, and of which."""
+        self._repeats: deque[int] = deque(maxlen=MAX_SIGNS)
+
+    def note_other(self, frame: Batch | Keyframe, now_ns: int) -> None:
+        """Note a frame of a live epoch that is not the current one."""
+        if isinstance(frame, Batch) and is_alive(frame):
+            self._others.append((now_ns, frame.epoch))
+
+    def note_repeat(self, batch: Batch, now_ns: int, offset_ns: int) -> None:
+        """Note a batch of the current epoch that came before."""
+        if batch.mono_ns + offset_ns >= now_ns - FRESH_NS and is_alive(batch):
+            self._repeats.append(now_ns)
+
+    def other_epochs(self, now_ns: int) -> tuple[int, list[int]]:
+        """Return when the first sign of another live epoch came (0: none did), and the epochs, latest first."""
+        recent = [sign for sign in self._others if sign[0] >= now_ns - RECENT_NS]
+        if len(recent) < ENOUGH:
+            return 0, []
+        return recent[0][0], list(dict.fromkeys(epoch for _, epoch in reversed(recent)))
+
+    def repeats(self, now_ns: int) -> tuple[int, int]:
+        """Return when heartbeats began to repeat (0: they do not), and how many did."""
+        recent = [at_ns for at_ns in self._repeats if at_ns >= now_ns - RECENT_NS]
+        return (recent[0], len(recent)) if len(recent) >= ENOUGH else (0, 0)

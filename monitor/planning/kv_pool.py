@@ -14,9 +14,8 @@ from typing import Final
 
 import msgspec
 
-from kvscope.monitor.errors import BadQuestion
-from kvscope.monitor.planning.layer_caches import CacheKind, LayerCache
-from kvscope.monitor.planning.model_shape import ModelShape
+from ..base.errors import BadQuestion
+from .model_shape import CacheKind, LayerCache, ModelShape
 
 SIMILAR: Final = 1.5
 """From vLLM: up to this ratio the smaller kind is padded instead of the larger one split."""

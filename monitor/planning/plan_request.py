@@ -11,19 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope.monitor.errors import BadQuestion
-from kvscope.monitor.planning.capacity_plan import PoolToPlan, plan_capacity, plan_of_pool
-from kvscope.monitor.planning.known_models import KnownModel, known_model
-from kvscope.monitor.planning.kv_pool import EngineSettings, KvPool
-from kvscope.monitor.planning.model_shape import ModelShape, shape_of, shape_of_numbers
-from kvscope.monitor.planning.plan_types import (
-    OTHER_BYTES,
-    CapacityPlan,
-    ExpectedLoad,
-    InputOrigin,
-    MemoryBudget,
-    PlanInput,
-)
+from ..base.errors import BadQuestion
+from .capacity_plan import PoolToPlan, plan_capacity, plan_of_pool
+from .known_models import KnownModel, known_model
+from .kv_pool import EngineSettings, KvPool
+from .model_shape import ModelShape, shape_of, shape_of_numbers
+from .plan_types import OTHER_BYTES, CapacityPlan, ExpectedLoad, InputOrigin, MemoryBudget, PlanInput
 
 DEFAULT_BLOCK_SIZE: Final = 16
 DEFAULT_BATCHED_TOKENS: Final = 8192

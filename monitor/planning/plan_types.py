@@ -116,10 +116,15 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_schema() -> dict[str, Any]:
     """Return the JSON schema of a CapacityPlan: what plan.schema.json holds."""
-    (described,), components = msgspec.json.schema_components([CapacityPlan], ref_template="#/$defs/{name}")
+    return json_schema(CapacityPlan, "monitor plan --format json")
+
+
+def json_schema(answer: type[msgspec.Struct], title: str) -> dict[str, Any]:
+    """Return the JSON schema of what a command prints, with its own definitions."""
+    (described,), components = msgspec.json.schema_components([answer], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "monitor plan --format json",
+        "title": title,
         **described,
         "$defs": components,
     }

@@ -15,12 +15,12 @@ from typing import Final
 
 import msgspec
 
-from kvscope.monitor.errors import BadQuestion
-from kvscope.monitor.planning.capacity_plan import plan_capacity
-from kvscope.monitor.planning.known_models import KnownModel
-from kvscope.monitor.planning.kv_pool import EngineSettings
-from kvscope.monitor.planning.model_shape import shape_of
-from kvscope.monitor.planning.plan_types import GIB_BYTES, ExpectedLoad, MemoryBudget
+from ..base.errors import BadQuestion
+from .capacity_plan import plan_capacity
+from .known_models import KnownModel
+from .kv_pool import EngineSettings
+from .model_shape import shape_of
+from .plan_types import GIB_BYTES, ExpectedLoad, MemoryBudget
 
 EIGHT_BITS: Final = "--kv-cache-dtype fp8"
 HIGHEST_SHARE: Final = 0.97

@@ -6,25 +6,21 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from kvscope.monitor.alerting.alerting import Alerts
-from kvscope.monitor.exporters.otel.otel_exporter import OtelOutlet
-from kvscope.monitor.exporters.otel.trace_ids import callers_of
-from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars
-from kvscope.monitor.findings import Transition
-from kvscope.monitor.history.findings_log import FindingsLog
-from kvscope.monitor.pipeline import EndedRequest, Pipeline
+from ..detectors.findings import Transition
+from ..history.findings_log import FindingsLog
+from ..outputs.alerting.alerting import Alerts
+from ..outputs.alerting.message import AlertSelection
+from ..outputs.otel.otel_exporter import OtelOutlet
+from ..outputs.otel.request_spans import callers_of
+from ..outputs.prometheus.service_metrics import Exemplars
+from ..questions.pipeline import EndedRequest, Pipeline
+
+if TYPE_CHECKING:
+    from ..fleet.bus_link import BusLink
 
 logger = logging.getLogger(__name__)
-
-
-class TransitionSink(Protocol):
-    """Takes transitions and does not raise: the bus."""
-
-    def put(self, transitions: Sequence[Transition]) -> None:
-        """Take transitions."""
-        ...
 
 
 class Deliveries:
@@ -39,8 +35,10 @@ class Deliveries:
         self._alerts = alerts
         self._findings_log = findings_log
         self._lock = threading.Lock()
-        self.bus: TransitionSink | None = None
+        self.bus: BusLink | None = None
         """Where every transition goes at once, before alerts."""
+        self._changes = AlertSelection("cannot-tell")
+        """So that a hub learns of a change of verdict or severity: it decides by them what to send."""
         self._undelivered: list[Transition] = []
 
     def deliver(self) -> None:
@@ -49,7 +47,7 @@ class Deliveries:
             transitions = self._watch.take_transitions()
             self._keep_findings(transitions)
             if self.bus is not None:
-                self.bus.put(transitions)
+                self.bus.put(self._changes.select(transitions))
             self._alert(transitions)
             _log_transitions(transitions)
             if self.otel is not None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kvscope.monitor.discovery.discovery_config import DiscoveryConfig
-from kvscope.monitor.discovery.target_groups import FoundTargets
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import DiscoveryView
-from kvscope.monitor.service.source_set import WantedSource, WantedSources
-from kvscope.monitor.sources.source import READ_ERRORS
-from kvscope.monitor.sources.targets import TargetKind
-from kvscope.monitor.text import timestamp
+from ..base.supervision import SupervisedThread
+from ..base.text import timestamp
+from ..questions.pipeline import Pipeline
+from ..questions.schema import DiscoveryView
+from ..sources.discovery_config import DiscoveryConfig, FoundTargets
+from ..sources.source import READ_ERRORS
+from ..sources.targets import TargetKind
+from .source_set import SharedEngines, SourceSet, WantedSource
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ MAX_ERRORS: Final = 3
 """Bound of the errors shown."""
 
 
-class Discovery(threading.Thread):
+class Discovery:
     """One discovery: asks for its list over and over, and changes `sources` by it.
 
     engines_of: the engines that a source brought.
@@ -34,12 +33,11 @@ class Discovery(threading.Thread):
     def __init__(
         self,
         config: DiscoveryConfig,
-        sources: WantedSources,
+        sources: SourceSet | SharedEngines,
         engines_of: Callable[[WantedSource], Iterable[str]],
         watch: Pipeline,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(name=f"kvscope-discovery {config.name}", daemon=True)
         self.config = config
         self._sources = sources
         self._engines_of = engines_of
@@ -49,23 +47,22 @@ class Discovery(threading.Thread):
         self._worker = f"the discovery {config.name}"
         self._missing_s: dict[WantedSource, float] = {}
         """Since when the list has a target no more."""
-        self._view = DiscoveryView(name=config.name)
-        self._stopping = threading.Event()
+        self.view = DiscoveryView(name=config.name)
+        """How it is."""
+        self._thread = SupervisedThread(
+            self._worker, "discovery", self._turn, watch.supervisor, within_s=TURN_WITHIN_S, ending=self._end
+        )
+        self.start = self._thread.start
+        self.stop = self._thread.stop
+        """Its targets are still read."""
 
-    def run(self) -> None:
-        """Look until stopped."""
-        supervisor = self._watch.supervisor
-        try:
-            while not self._stopping.is_set():
-                supervisor.beat(self._worker, TURN_WITHIN_S)
-                self.look()
-                until_s = self._monotonic_s() + self.config.refresh_s
-                while self._monotonic_s() < until_s and not self._stopping.wait(min(self.config.refresh_s, 1.0)):
-                    supervisor.beat(self._worker, TURN_WITHIN_S)
-        finally:
-            supervisor.ended(self._worker)
-            self._watch.report_recovery(self._worker)
-            self._finder.close()
+    def _turn(self) -> float:
+        self.look()
+        return self.config.refresh_s
+
+    def _end(self) -> None:
+        self._watch.report_recovery(self._worker)
+        self._finder.close()
 
     def look(self) -> None:
         """Ask for the list once. If the request fails, everything remains unchanged."""
@@ -103,11 +100,11 @@ class Discovery(threading.Thread):
         return errors
 
     def _report(self, error: str, *, is_blind: bool, listed: int | None = None) -> None:
-        self._view = DiscoveryView(
+        self.view = DiscoveryView(
             name=self.config.name,
-            targets=self._view.targets if listed is None else listed,
+            targets=self.view.targets if listed is None else listed,
             leaving=len(self._missing_s),
-            listed_at=self._view.listed_at if listed is None else timestamp(time.time_ns()),
+            listed_at=self.view.listed_at if listed is None else timestamp(time.time_ns()),
             is_blind=is_blind,
             error=error,
         )
@@ -118,23 +115,13 @@ class Discovery(threading.Thread):
         else:
             self._watch.report_recovery(self._worker)
 
-    def view(self) -> DiscoveryView:
-        """Report how it is."""
-        return self._view
-
-    def stop(self) -> None:
-        """End it, and wait until it has. Its targets are still read."""
-        self._stopping.set()
-        if self.ident is not None:
-            self.join()
-
 
 class Discoveries:
     """The discoveries of a service. One thread changes them."""
 
     def __init__(
         self,
-        sources: WantedSources,
+        sources: SourceSet | SharedEngines,
         engines_of: Callable[[WantedSource], Iterable[str]],
         watch: Pipeline,
         configs: Iterable[DiscoveryConfig],
@@ -173,7 +160,7 @@ class Discoveries:
 
     def views(self) -> list[DiscoveryView]:
         """Report how each is."""
-        return [discovery.view() for discovery in self._running]
+        return [discovery.view for discovery in self._running]
 
     def stop(self) -> None:
         """End them, and wait until they have."""

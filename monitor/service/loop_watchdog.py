@@ -1,27 +1,56 @@
-"""Watches the loops of the service: reports a reader that hangs, and notifies systemd that the service is alive."""
+"""The parts of the service, and the watchdog: it reports those that do not work, and notifies systemd."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvscope.monitor.events import limits
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.service.source_reader import SourceReader
-from kvscope.monitor.supervision import LATE_FACTOR
+from ..base import limits
+from ..base.supervision import LATE_FACTOR, SupervisedThread, WorkerKind
+from ..questions.pipeline import Pipeline
+from .source_reader import SourceReader
 
 logger = logging.getLogger(__name__)
 
 WATCH_EVERY_S: Final = 0.25
+LOOK_WITHIN_S: Final = 10.0
 
 
-class LoopWatchdog(threading.Thread):
-    """Watches the heartbeats of `readers` four times a second, and calls `checks`. `deliver` hands on what it finds."""
+def _nothing() -> None:
+    """Do nothing: a part need not start, or stop, or have a problem."""
+
+
+class Part(NamedTuple):
+    """A part of the service, which lists them all in the order in which they start.
+
+    name, kind: under which a problem of it is reported. start, stop: each returns once it has. problem: what the
+    watchdog asks it four times a second. It does what is due, and returns why the part does not work, if it does not.
+    """
+
+    name: str
+    start: Callable[[], None] = _nothing
+    stop: Callable[[], object] = _nothing
+    problem: Callable[[], str | None] = _nothing
+    kind: WorkerKind = "delivery"
+
+
+def report_problems(pipeline: Pipeline, parts: Iterable[Part]) -> None:
+    """Ask each part for its problem, and report those that are new or over. One thread only."""
+    reported = {failure.worker: failure.error for failure in pipeline.supervisor.failures()}
+    for part in parts:
+        problem = part.problem()
+        if not problem:
+            pipeline.report_recovery(part.name)
+        elif reported.get(part.name) != problem:
+            pipeline.report_failure(part.name, part.kind, problem)
+
+
+class LoopWatchdog:
+    """Watches the heartbeats of `readers` and the problems of `parts`. `deliver` hands on what it finds."""
 
     def __init__(
         self,
@@ -29,33 +58,34 @@ class LoopWatchdog(threading.Thread):
         readers: Iterable[SourceReader],
         deliver: Callable[[], None],
         monotonic_s: Callable[[], float] = time.monotonic,
-        checks: Sequence[Callable[[], None]] = (),
+        parts: Sequence[Part] = (),
     ) -> None:
-        super().__init__(name="kvscope-watchdog", daemon=True)
         self._pipeline = pipeline
         self._readers = readers
         self._deliver = deliver
-        self._checks = checks
+        self._parts = parts
         self._monotonic_s = monotonic_s
         self._gone_s: dict[str, float] = {}
         """Since when no source has an engine."""
-        self._stopping = threading.Event()
+        self._thread = SupervisedThread(
+            "the watchdog", "delivery", self._turn, pipeline.supervisor, within_s=LOOK_WITHIN_S
+        )
+        self.stop = self._thread.stop
 
-    def run(self) -> None:
-        """Look until stopped."""
+    def start(self) -> None:
+        """Begin to look, and tell systemd that the service is ready."""
         notify_systemd("READY=1")
-        while not self._stopping.wait(WATCH_EVERY_S):
-            try:
-                self.look()
-            except Exception:
-                logger.exception("the watchdog of the service goes on after an error")
+        self._thread.start()
+
+    def _turn(self) -> float:
+        self.look()
+        return WATCH_EVERY_S
 
     def look(self) -> None:
         """Look once."""
-        for reader in self._readers:
-            reader.report_if_late()
-        for check in self._checks:
-            check()
+        self._pipeline.supervisor.check()
+        self._pipeline.judge_health()
+        report_problems(self._pipeline, self._parts)
         if not self._pipeline.supervisor.late(LATE_FACTOR):
             notify_systemd("WATCHDOG=1")
         self._forget_gone()
@@ -75,12 +105,6 @@ class LoopWatchdog(threading.Thread):
                 del self._gone_s[engine]
                 self._pipeline.forget(engine)
                 logger.info("%s is gone: no source has had it for %d s", engine, allowed_s)
-
-    def stop(self) -> None:
-        """End it, and wait until it has."""
-        self._stopping.set()
-        if self.ident is not None:
-            self.join()
 
 
 def notify_systemd(state: str) -> None:

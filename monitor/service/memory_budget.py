@@ -12,8 +12,6 @@ room for everything that this restores.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import logging
 import math
@@ -26,16 +24,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvscope.monitor.events import limits
-from kvscope.monitor.ledger.engine_ledger import (
-    MAX_POINTS,
-    MAX_RECENT_BYTES,
-    POINT_EVERY_NS,
-    SPARSE_POINT_EVERY_NS,
-    EngineLedger,
-)
-from kvscope.monitor.ledger.pool_points import thinned_points
-from kvscope.monitor.pipeline import Pipeline
+from ..base import limits
+from ..ledger.engine_ledger import MAX_POINTS, MAX_RECENT_BYTES, POINT_EVERY_NS, SPARSE_POINT_EVERY_NS, EngineLedger
+from ..ledger.ledger_records import thinned_points
+from ..questions.pipeline import Pipeline
+from .allocators import trim_heaps
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +288,6 @@ def resident_bytes() -> int:
 
 
 def release_memory() -> None:
-    """Return freed memory to the operating system, where the C library can."""
+    """Free what is in cycles, and return freed memory to the operating system."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heaps()

@@ -1,8 +1,11 @@
-"""One HTTP route for each question of kvscope.monitor.query, derived from its signature."""
+"""One HTTP route for each question of query.py, by its signature. `format=csv` answers in CSV."""
 
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
+import json
 from collections.abc import Mapping
 from typing import Any, Final, get_args, get_type_hints
 
@@ -11,46 +14,81 @@ from fastapi import FastAPI, Request, Response
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse
 
-from kvscope.monitor.errors import BadQuestion, BadTime, NotKnown, Unreachable
-from kvscope.monitor.json_names import encode_answer, schema_with_old_names
-from kvscope.monitor.query import QUESTIONS, Query, Question
-from kvscope.monitor.schema import SCHEMA_VERSION
-from kvscope.monitor.service.csv_answers import csv_of
+from ..base.errors import BadQuestion, BadTime, NotKnown, Unreachable
+from ..questions.query import QUESTIONS, Query, Question
+from ..questions.schema import SCHEMA_VERSION
+
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet computes a text that begins so. Ids come from clients."""
+
+
+def csv_of(answer: Any) -> str:
+    """Return the rows of an answer: of a list its entries, else those of its longest list, else the answer as one row.
+
+    A column has its keys joined with dots. A list in a cell is JSON.
+    """
+    rows = [_cells(row) for row in _table_of(msgspec.to_builtins(answer))]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _table_of(answer: Any) -> list[dict[str, Any]]:
+    if isinstance(answer, list):
+        return [row if isinstance(row, dict) else {"value": row} for row in answer]
+    tables = [value for value in answer.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    return max(tables, key=len, default=[answer])
+
+
+def _cells(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            cells |= _cells(value, f"{prefix}{name}.")
+        else:
+            cells[f"{prefix}{name}"] = _cell(value)
+    return cells
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return json.dumps(value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
+
 
 MAX_LIMIT: Final = 10_000
 """The most that `limit` allows. A larger one is lowered, one below 1 is raised."""
 FORMATS: Final = ("json", "csv")
 SCHEMA_HEADER: Final = "x-kvscope-schema"
 """The header that carries SCHEMA_VERSION."""
+SCHEMA_REFERENCE: Final = "#/components/schemas/{name}"
 
 
 def serve_questions(app: FastAPI, query: Query) -> None:
-    """Add the route of each question, and its old route where it had another name."""
+    """Add the route of each question."""
 
-    @app.exception_handler(NotKnown)
-    async def not_known(_request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, 404, headers={"x-kvscope": "not-known"})
-
-    @app.exception_handler(BadQuestion)
-    async def bad_question(_request: Request, error: Exception) -> Response:
-        kind = "bad-time" if isinstance(error, BadTime) else "bad-question"
-        return JSONResponse({"detail": str(error)}, 400, headers={"x-kvscope": kind})
-
-    @app.exception_handler(msgspec.ValidationError)
-    async def bad_parameter(_request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, 422)
-
-    @app.exception_handler(Unreachable)
-    async def unreachable(_request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, 504, headers={"x-kvscope": "unreachable"})
-
+    answer_error(app, NotKnown, 404, "not-known")
+    answer_error(app, BadTime, 400, "bad-time")
+    answer_error(app, BadQuestion, 400, "bad-question")
+    answer_error(app, msgspec.ValidationError, 422)
+    answer_error(app, Unreachable, 504, "unreachable")
     for question in QUESTIONS.values():
-        _add_route(app, query, question, question.route)
-        if question.old_name:
-            _add_route(app, query, question, question.old_route, deprecated=True)
+        _add_route(app, query, question)
 
 
-def _add_route(app: FastAPI, query: Query, question: Question, path: str, deprecated: bool = False) -> None:
+def answer_error(app: FastAPI, error: type[Exception], status: int, name: str = "") -> None:
+    """Answer with this status, and with `name` in the header x-kvscope, where a route raises `error`."""
+
+    async def answer(_request: Request, raised: Exception) -> Response:
+        return JSONResponse({"detail": str(raised)}, status, headers={"x-kvscope": name} if name else None)
+
+    app.add_exception_handler(error, answer)
+
+
+def _add_route(app: FastAPI, query: Query, question: Question) -> None:
     async def endpoint(request: Request) -> Response:
         arguments = arguments_of(question, request.query_params)
         as_csv = _is_csv(request.query_params)
@@ -60,17 +98,16 @@ def _add_route(app: FastAPI, query: Query, question: Question, path: str, deprec
         if as_csv:
             headers["content-disposition"] = f'attachment; filename="kvscope-{question.name}.csv"'
             return Response(await asyncio.to_thread(csv_of, answer), media_type="text/csv", headers=headers)
-        return Response(encode_answer(answer), media_type="application/json", headers=headers)
+        return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)
 
     summary, _, text = question.text.partition("\n")
     app.add_api_route(
-        path,
+        question.route,
         endpoint,
         methods=["GET"],
-        name=path.rpartition("/")[2],
+        name=question.name,
         summary=summary,
-        description=f"Use {question.route} instead." if deprecated else text.strip() or summary,
-        deprecated=deprecated,
+        description=text.strip() or summary,
         response_class=Response,
         openapi_extra={"parameters": list(_parameters(question)), "responses": _responses(question)},
     )
@@ -93,7 +130,7 @@ def arguments_of(question: Question, given: QueryParams | Mapping[str, str]) -> 
     texts: dict[str, Any] = {}
     types = get_type_hints(question.parameters)
     for field in msgspec.structs.fields(question.parameters):
-        text = given.get(field.name, given.get(question.old_parameters.get(field.name, ""), ""))
+        text = given.get(field.name, "")
         if not text:
             continue
         choices = choices_of(types[field.name])
@@ -130,9 +167,6 @@ def _parameters(question: Question) -> list[dict[str, Any]]:
         if _is_sequence(types[field.name]):
             entry |= {"style": "form", "explode": False}
         described.append(entry)
-        old = question.old_parameters.get(field.name)
-        if old:
-            described.append({**entry, "name": old, "required": False, "deprecated": True})
     described.append({"name": "format", "in": "query", "required": False, "schema": {"enum": list(FORMATS)}})
     return described
 
@@ -140,7 +174,7 @@ def _parameters(question: Question) -> list[dict[str, Any]]:
 def _responses(question: Question) -> dict[str, Any]:
     detail = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
     refusal = {"content": {"application/json": {"schema": detail}}}
-    (schema,), _ = schema_with_old_names([question.answer])
+    (schema,), _ = msgspec.json.schema_components([question.answer], ref_template=SCHEMA_REFERENCE)
     return {
         "200": {"description": "The answer.", "content": {"application/json": {"schema": schema}}},
         "400": {"description": "The question is invalid."} | refusal,
@@ -156,7 +190,8 @@ def describe_answers(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = make()
-        _, components = schema_with_old_names([question.answer for question in QUESTIONS.values()])
+        answers = [question.answer for question in QUESTIONS.values()]
+        _, components = msgspec.json.schema_components(answers, ref_template=SCHEMA_REFERENCE)
         document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         return document
 

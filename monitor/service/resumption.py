@@ -6,11 +6,12 @@ import time
 from itertools import chain
 from typing import Final, NamedTuple
 
-from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Run, batch_of
-from kvscope.monitor.history.history import History
-from kvscope.monitor.ledger.engine_ledger import MAX_POINTS, Position
-from kvscope.monitor.pipeline import Pipeline
+from ..contract.kinds import Kind
+from ..contract.wire import Run, batch_of
+from ..detectors.findings import Transition
+from ..history.history import History
+from ..ledger.engine_ledger import MAX_POINTS, Point, Position
+from ..questions.pipeline import Pipeline
 
 RESUME_NS: Final = 600_000_000_000
 """An engine that the service received this shortly before its restart resumes where it was left."""
@@ -44,9 +45,12 @@ class Resumption:
         self._resumed: dict[str, ResumedEngine] = {}
         """Resumed engines that have not been received yet."""
         self._kept_until_ns: dict[str, int] = {}
+        self.unwritten: dict[str, list[Point]] = {}
+        """The points of resumed engines that a killed service had not written yet."""
 
-    def resume(self, past: History) -> None:
-        """Resume every engine of `past` that was received until just now: its findings were reported then."""
+    def resume(self, past: History) -> list[Transition]:
+        """Resume every engine of `past` that was received until just now. Return what fired or ended by that."""
+        transitions = []
         for engine in past.engines():
             until_ns, wall_ns = past.last_ns(engine), past.last_wall_ns(engine)
             self._kept_until_ns[engine] = wall_ns
@@ -55,10 +59,15 @@ class Resumption:
             facts = past.facts(engine) if past.span(engine) is None else ()
             notes = past.notes(engine, until_ns - POINTS_NS, until_ns)
             records = chain(facts, notes, past.tail(engine, until_ns - TAIL_NS))
-            self._watch.resume(records, past.points(engine, until_ns - POINTS_NS, NO_END_NS, MAX_POINTS))
+            points = past.points(engine, until_ns - POINTS_NS, NO_END_NS, MAX_POINTS)
+            transitions += self._watch.resume(records, points)
             if engine in self._watch.fleet.engines and self._watch.fleet.engines[engine].has_stream:
                 ledger = self._watch.fleet.engines[engine]
+                last_ns = past.last_point_ns(engine, until_ns - POINTS_NS)
+                if missing := [point for point in ledger.points if point.at_ns > last_ns]:
+                    self.unwritten[engine] = missing
                 self._resumed[engine] = ResumedEngine(ledger.position(), wall_ns - ledger.now_ns)
+        return transitions
 
     def watch_for_silence(self) -> None:
         """Let time pass for a resumed engine that is gone: no stream knows that it should be there."""
@@ -87,3 +96,10 @@ class Resumption:
         """Return the next batch of that epoch of an engine that its ledger lacks, or -1 if none was received before."""
         ledger = self._watch.fleet.engines.get(engine)
         return ledger.sequence + 1 if ledger is not None and ledger.ready and ledger.epoch == epoch else -1
+
+    def unkept(self, engine: str, epoch: int) -> int:
+        """Return the first batch of that epoch of an engine that the history lacks: 0 if the engine was received last
+        in an earlier epoch, or else -1, which means that it is not known.
+        """
+        ledger = self._watch.fleet.engines.get(engine)
+        return 0 if ledger is not None and 0 < ledger.epoch < epoch else -1

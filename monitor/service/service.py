@@ -3,53 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvscope.monitor.alerting.alert_schema import AlertFigures
-from kvscope.monitor.alerting.alerting import Alerts, AlertsConfig
-from kvscope.monitor.bus.bus_config import BusConfig
-from kvscope.monitor.bus_figures import BusFigures
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.discovery.discovery_config import DiscoveryConfig
-from kvscope.monitor.errors import BadTarget, NotKnown
-from kvscope.monitor.events.samples import Record, Sample
-from kvscope.monitor.exporters.otel.otel_exporter import OtelConfig, OtelOutlet
-from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.exporters.prometheus.otlp_metrics import Exemplars
-from kvscope.monitor.exporters.prometheus.outgoing_metrics import OutgoingFigures
-from kvscope.monitor.exporters.prometheus.source_change_metrics import SourceChangeFigures
-from kvscope.monitor.exporters.remote_write.remote_writer import RemoteWriteConfig, RemoteWriter
-from kvscope.monitor.history.archive_store import Archive
-from kvscope.monitor.history.archiver import Archiver
-from kvscope.monitor.history.findings_log import FindingsLog
-from kvscope.monitor.history.history import History
-from kvscope.monitor.history.recordings import Recordings
-from kvscope.monitor.history.retention import Keep, Keeper
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SourceView
-from kvscope.monitor.service.data_directory import DataDirectoryCheck
-from kvscope.monitor.service.deliveries import Deliveries
-from kvscope.monitor.service.discoveries import Discoveries
-from kvscope.monitor.service.loop_watchdog import LoopWatchdog
-from kvscope.monitor.service.memory_budget import MemoryBudgetView, ServiceMemory, resident_bytes
-from kvscope.monitor.service.resumption import Resumption
-from kvscope.monitor.service.shared_engines import SharedEngines
-from kvscope.monitor.service.source_reader import SourceReader
-from kvscope.monitor.service.source_set import SourceSet, WantedSource
-from kvscope.monitor.sources.prometheus_history import DEFAULT_PAST_S
-from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.sources.source import LOOK_BACK_S, Source, SourceError, SourceOptions, nothing_known
-from kvscope.monitor.sources.source_registry import open_source
-from kvscope.monitor.sources.targets import PROMETHEUS_PREFIX, TargetKind
+from ..base.errors import BadTarget, NotKnown
+from ..base.supervision import Supervisor
+from ..base.text import install_hint
+from ..contract.samples import Record, Sample
+from ..detectors.detector import Settings
+from ..fleet.bus_config import BusConfig
+from ..history.findings_log import FindingsLog
+from ..history.history import History, Recordings
+from ..history.retention import Keep, Keeper
+from ..outputs.alerting.alerting import Alerts, AlertsConfig
+from ..outputs.alerting.message import AlertFigures
+from ..outputs.otel.otel_exporter import OtelConfig, OtelOutlet
+from ..outputs.prometheus import WatchCollector
+from ..outputs.prometheus.service_metrics import Exemplars, SourceChangeFigures
+from ..questions.fleet_schema import BusFigures
+from ..questions.pipeline import Pipeline
+from ..questions.schema import SourceView
+from ..sources.discovery_config import DiscoveryConfig
+from ..sources.prometheus_history import DEFAULT_PAST_S
+from ..sources.recording import Recording
+from ..sources.source import LOOK_BACK_S, Source, SourceError, SourceOptions
+from ..sources.source_registry import open_source
+from ..sources.targets import PROMETHEUS_PREFIX, TargetKind
+from .allocators import HeapTrimmer
+from .deliveries import Deliveries
+from .discoveries import Discoveries
+from .loop_watchdog import LoopWatchdog, Part
+from .memory_budget import MemoryBudgetView, ServiceMemory, resident_bytes
+from .resumption import Resumption
+from .source_reader import SourceReader
+from .source_set import SharedEngines, SourceSet, WantedSource
+from .sql_question import SqlQuestion
 
 if TYPE_CHECKING:
-    from kvscope.monitor.bus.bus_link import BusLink
+    from ..fleet.bus_link import BusLink
+    from ..history.archiver import ArchiveFigures
 
+HISTORY_WORKER: Final = "the history in the data directory"
+OUTBOX_WORKER: Final = "the outbox in the data directory"
+ARCHIVE_WORKER: Final = "the archive of the history"
 CONFIGURED: Final = "the configuration"
 """The origin of sources that flags and the configuration file name."""
+STREAM_IN_MEMORY_NS: Final = 15 * 60 * 1_000_000_000
+"""How much of the event stream is in memory where a history has what is older, from which a past state takes 0.1 s."""
 SCRAPE_TIMEOUT_S: Final = 4.5
 """vLLM's front end, on a busy machine, was seen to take 4 s. A page that hangs is reported within 5 s."""
 
@@ -70,8 +72,7 @@ class ServiceConfig:
     data: Path | None = None
     keep: Keep = field(default_factory=Keep)
     archive: str = ""
-    """Where closed segments of the history go, if anywhere: this and the next need `data`."""
-    remote_write: RemoteWriteConfig | None = None
+    """Where closed segments of the history go, if anywhere: needs `data`."""
     recordings: tuple[Path, ...] = ()
     memory_budget: int | None = None
     """Bytes that the process may take, or None: the default bounds on each engine, however many there are."""
@@ -84,47 +85,52 @@ class ServiceConfig:
 
 
 class Service:
-    """The running parts, but for the HTTP server. Raises SourceError, ContractError, BadReceiver and HistoryInUse."""
+    """The running parts, but for the HTTP server. Raises SourceError, ContractError, BadReceiver and HistoryInUse.
+
+    parts: in the order in which they start. They stop in the opposite order.
+    """
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.keeper: Keeper | None = None
         self._findings_log: FindingsLog | None = None
+        supervisor = Supervisor()
         history, recorded = _recorded(config.recordings)
         if config.data is not None:
             past = config.data / "history"
-            archiver = Archiver(past, Archive(config.archive, make=True)) if config.archive else None
-            self.keeper = Keeper(past, config.keep, archiver)
+            self.keeper = _keeper(past, config, supervisor)
             self._findings_log = FindingsLog(past)
             self._findings_log.drop(config.keep.days)
             history = History(past)
-        self.watch = Pipeline(config.settings, history)
+        self.watch = Pipeline(config.settings, history, supervisor)
+        if config.data is not None:
+            self.watch.fleet.max_recent_ns = STREAM_IN_MEMORY_NS
         self.alerts: Alerts | None = None
         self.exemplars = Exemplars()
         if config.alerts.receivers:
-            self.alerts = Alerts(config.alerts)
+            self.alerts = Alerts(config.alerts, supervisor=supervisor)
             self.watch.find_notifications = self.alerts.about
             self.watch.find_alerts = self.alerts.state
         self._deliveries = Deliveries(self.watch, self.exemplars, self.alerts, self._findings_log)
         self._resumption = Resumption(self.watch)
         self._remember()
-        self.remote_write: RemoteWriter | None = None
-        if config.remote_write is not None and config.data is not None:
-            self.remote_write = RemoteWriter(config.remote_write, self.watch, config.data / "remote-write")
         self.collector = WatchCollector(
             self.watch,
             self.sources,
             self.alerts.figures if self.alerts is not None else AlertFigures,
             lambda: self.otel.figures() if self.otel is not None else (),
             self.exemplars,
-            self._outgoing,
+            self._archive_figures,
             self.bus_figures,
             lambda: SourceChangeFigures(self.readers.counts(), self.discoveries.views()),
         )
         self.shared: SharedEngines | None = None
         """The sources that other agents could read as well, if leases decide who does."""
+        self._sql = SqlQuestion(config.data / "history" if config.data is not None else None)
         self.readers = SourceSet(self.watch, self._opened, self._reader_of, self._left)
         self.bus = self._bus_link() if config.bus is not None else None
+        if config.bus is not None:  # agents of one host have names of their own
+            self.watch.observer = f"kvscope@{config.bus.agent}"
         self.watch.read_stored_with(self._stored)
         for wanted in wanted_sources(config):
             (self.shared or self.readers).add(wanted, CONFIGURED)
@@ -133,11 +139,10 @@ class Service:
             recording = SourceReader(Recording(directory, engine), self.watch, after=self._deliveries.discard)
             self.readers.add_reader(recording, WantedSource(str(directory)), CONFIGURED)
         self.budget = ServiceMemory(self.watch, config.memory_budget) if config.memory_budget is not None else None
-        data = DataDirectoryCheck(self.watch, self.keeper, self.alerts, self.remote_write)
-        checks = [data.check, *([self.budget.check] if self.budget is not None else [])]
-        self._watchdog = LoopWatchdog(self.watch, self.readers, self._deliver, checks=checks)
         if config.otlp is not None:  # it has threads from here on
             self._deliveries.otel = OtelOutlet(config.otlp, self.watch, self.collector.collect)
+        self.parts: list[Part] = []
+        self.parts += self._parts()
 
     @property
     def otel(self) -> OtelOutlet | None:
@@ -146,35 +151,39 @@ class Service:
 
     def start(self) -> None:
         """Begin to read and to deliver."""
-        if self.alerts is not None:
-            self.alerts.start()
-        if self.keeper is not None:
-            self.keeper.start()
-        if self.remote_write is not None:
-            self.remote_write.start()
-        if self.bus is not None:
-            self.bus.start()
-        self.readers.start()
-        self.discoveries.start()
-        self._watchdog.start()
+        for part in self.parts:
+            part.start()
 
     def stop(self) -> None:
         """Stop everything."""
-        self._watchdog.stop()
-        self.discoveries.stop()
-        if self.bus is not None and self.shared is not None:
-            self.bus.stop()  # first, while what it hands over is still read
-        self.readers.stop()
-        if self.bus is not None and self.shared is None:
-            self.bus.stop()
-        if self.keeper is not None:
-            self.keeper.stop(self.watch.fleet.engines.values())
-        if self.remote_write is not None:
-            self.remote_write.stop()
-        if self.alerts is not None:
-            self.alerts.close()
+        for part in reversed(self.parts):
+            part.stop()
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield what runs: first what takes, then what it is given by."""
         if self.otel is not None:
-            self.otel.close()
+            yield Part("OpenTelemetry", stop=self.otel.close)
+        if self.alerts is not None:
+            yield Part(OUTBOX_WORKER, self.alerts.start, self.alerts.close, self.alerts.problem)
+        if (keeper := self.keeper) is not None:
+            yield Part(HISTORY_WORKER, keeper.start, self._end_history, keeper.problem, "history")
+            if keeper.archiver is not None:  # the keeper starts and stops it
+                yield Part(ARCHIVE_WORKER, problem=keeper.archiver.problem, kind="copy")
+        readers = Part("the sources", self.readers.start, self.readers.stop)
+        bus = [Part("NATS", self.bus.start, self.bus.stop)] if self.bus is not None else []
+        # With shared engines, the bus stops first, while what it hands over is still read.
+        yield from [readers, *bus] if self.shared is not None else [*bus, readers]
+        yield Part("SQL for hubs", stop=self._sql.close)
+        yield Part("the discoveries", self.discoveries.start, self.discoveries.stop)
+        yield Part("the heaps", problem=HeapTrimmer().check)
+        if self.budget is not None:
+            yield Part("the memory budget", problem=self.budget.check)
+        watchdog = LoopWatchdog(self.watch, self.readers, self._deliver, parts=self.parts)
+        yield Part("the watchdog", watchdog.start, watchdog.stop)
+
+    def _end_history(self) -> None:
+        assert self.keeper is not None
+        self.keeper.stop(self.watch.fleet.engines.values())
 
     def apply(self, config: ServiceConfig) -> list[str]:
         """Change sources, thresholds and receivers to those of `config` while the service runs.
@@ -205,12 +214,9 @@ class Service:
         """How each source is."""
         return self.readers.views()
 
-    def _outgoing(self) -> OutgoingFigures:
+    def _archive_figures(self) -> ArchiveFigures | None:
         archiver = self.keeper.archiver if self.keeper is not None else None
-        return OutgoingFigures(
-            archiver.figures() if archiver is not None else None,
-            self.remote_write.figures() if self.remote_write is not None else None,
-        )
+        return archiver.figures() if archiver is not None else None
 
     def _remember(self) -> None:
         """Recall the findings that an earlier run of the service reported, and the engines that it followed."""
@@ -223,7 +229,11 @@ class Service:
         if self.alerts is not None and shares:
             self.alerts.hand_over({engine for engine, _, _ in self.alerts.known()})
         if self.config.data is not None and not shares:  # its own: what a history hands out must not be fed
-            self._resumption.resume(History(self.config.data / "history"))
+            resumed = self._resumption.resume(History(self.config.data / "history"))
+            if self.keeper is not None:
+                self.keeper.add_points(self._resumption.unwritten)
+            if self.alerts is not None:
+                self.alerts.resume(resumed)
 
     def bus_figures(self) -> BusFigures | None:
         """How the connection to NATS is, if there is to be one."""
@@ -233,17 +243,20 @@ class Service:
         """Make the link to NATS. Raises ValueError."""
         assert self.config.bus is not None
         try:
-            from kvscope.monitor.bus.bus_link import BusLink
-            from kvscope.monitor.service.sql_question import SqlQuestion
+            from ..fleet.bus_link import BusLink
         except ImportError as error:
-            raise ValueError(f"--nats needs more than is installed: pip install 'kvscope[fleet]' ({error})") from error
+            raise ValueError(f"--nats needs more than is installed: {install_hint('fleet')} ({error})") from error
         if self.config.bus.share:
             self.shared = SharedEngines(self.watch, self.readers)
         path = self.config.data / "bus.sqlite" if self.config.data is not None else None
-        past = self.config.data / "history" if self.config.data is not None else None
-        link = BusLink(self.config.bus, self.watch, path, self.shared, {"sql": SqlQuestion(past).answer})
+        link = BusLink(self.config.bus, self.watch, path, self.shared, {"sql": self._sql.answer})
         self._deliveries.bus = link
         return link
+
+    def _unkept(self, engine: str, epoch: int) -> int:
+        """Return the first batch of an engine's epoch that no history has, or -1 if that is not known."""
+        by_others = self.shared.unkept(engine, epoch) if self.shared is not None else -1
+        return by_others if by_others >= 0 else self._resumption.unkept(engine, epoch)
 
     def _opened(self, wanted: WantedSource) -> Source:
         """Make a source that is read live. Raises BadTarget, SourceError and ContractError."""
@@ -252,7 +265,7 @@ class Service:
             timeout_s=SCRAPE_TIMEOUT_S,
             follow=True,
             known=self._resumption.next_of,
-            unkept=self.shared.unkept if self.shared is not None else nothing_known,
+            unkept=self._unkept,
             kept_until_ns=self._resumption.kept_until_ns,
             look_back_s=self.config.look_back_s if is_prometheus else LOOK_BACK_S,
         )
@@ -297,6 +310,19 @@ class Service:
     def _deliver(self) -> None:
         self._resumption.watch_for_silence()
         self._deliveries.deliver()
+
+
+def _keeper(past: Path, config: ServiceConfig, supervisor: Supervisor) -> Keeper:
+    """Make what keeps the history in `past`, with its archive if there is to be one. Raises ValueError."""
+    try:
+        from ..history.archive_store import Archive
+        from ..history.archiver import Archiver
+    except ImportError as error:
+        raise ValueError(f"--data needs more than is installed: {install_hint('history')} ({error})") from error
+    archiver = None
+    if config.archive:
+        archiver = Archiver(past, Archive(config.archive, make=True), supervisor=supervisor)
+    return Keeper(past, config.keep, archiver, supervisor)
 
 
 def wanted_sources(config: ServiceConfig) -> list[WantedSource]:

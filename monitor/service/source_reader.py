@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 from typing import Final, Literal
 
-from kvscope.monitor.events.samples import Record, Sample
-from kvscope.monitor.events.wire import Batch, Keyframe
-from kvscope.monitor.history.retention import Keeper
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import SourceView
-from kvscope.monitor.sources.live_stream import Received
-from kvscope.monitor.sources.source import POLL_WAIT_S, READ_ERRORS, Source
-from kvscope.monitor.sources.targets import TargetKind
+from ..base.supervision import SupervisedThread, pause_after
+from ..contract.samples import Record, Sample
+from ..contract.wire import Batch, Keyframe
+from ..history.retention import Keeper
+from ..ledger.engine_ledger import EngineLedger
+from ..questions.pipeline import Pipeline
+from ..questions.schema import SourceView
+from ..sources.live_stream import Received
+from ..sources.source import POLL_WAIT_S, READ_ERRORS, Source
+from ..sources.targets import TargetKind
 
 BUILT_IN_KINDS: Final = frozenset(TargetKind)
 """A plug-in's failures are reported as blind.plugin-failed."""
-FIRST_PAUSE_S: Final = 1.0
-"""The pause between a failure and the next attempt. It doubles after each further failure."""
-LAST_PAUSE_S: Final = 8.0
 JUDGED_PAST_NS: Final = 600_000_000_000
 """Detectors judge this much of a Prometheus server's past as if it came now."""
 TURN_S: Final = 4.0
 """A reader's loop turns four times a second. If it has not for this long, the loop or its source hangs."""
+UNHEARD_S: Final = 30.0
+"""A source whose state is not known for this long is reported: it was never heard, or what it lacks does not come."""
 EMPTY_TURN_S: Final = 0.5
 """Without a record, keeping and delivering are tried again this often: most turns of a quiet engine are empty."""
 BLOCKS_LONGER_S: Final = 0.2
 """Beyond the time for which a source may block."""
 
 
-class SourceReader(threading.Thread):
+class SourceReader:
     """Reads `source` into `watch` until stopped or at its end. With a `keeper`, it keeps everything first.
 
     `before` gets the records before the watch does. `after` runs once they are applied.
@@ -49,7 +48,6 @@ class SourceReader(threading.Thread):
         after: Callable[[], None] = lambda: None,
     ) -> None:
         self.target = source.status().target
-        super().__init__(name=f"kvscope-read {self.target}", daemon=True)
         self.watch = watch
         self.error = ""
         """Why the last attempt to read failed. Empty once one worked."""
@@ -60,54 +58,63 @@ class SourceReader(threading.Thread):
         self._keeper = keeper
         self._before = before
         self._after = after
-        self._stopping = threading.Event()
         self._is_abandoned = False
         self._is_open = False
+        self._is_settled = False
+        """Whether detectors have seen the end of a source that has one."""
         self._attempts = 0
         """That failed in a row."""
         self._last_contained = ("", 0)
+        self._in_step_s = 0.0
+        """When its state was last known, or reading began (monotonic)."""
         self._took_s = -EMPTY_TURN_S
         """When it last kept, fed and delivered (monotonic)."""
-        self._is_late = False
         self._worker = f"reader {self.target}"
-        self.workers = (self._worker, f"delivery of {self.target}", f"history of {self.target}")
+        self.thread = SupervisedThread(
+            self._worker,
+            "reader",
+            self._turn,
+            watch.supervisor,
+            within_s=max(TURN_S, source.blocks_s + BLOCKS_LONGER_S),
+            ending=source.close,
+            engines=self._engines,
+        )
+        self.start = self.thread.start
+        self.workers = (
+            self._worker,
+            self.thread.failure_worker,
+            f"delivery of {self.target}",
+            f"history of {self.target}",
+        )
         """Under these names it reports how it is."""
-        self._turn_s = max(TURN_S, source.blocks_s + BLOCKS_LONGER_S)
 
     def stored(self, engine: str, since_ns: int, until_ns: int) -> list[Sample]:
         """Return what its source kept of an engine from before it was read. Raises SourceError."""
         return self._source.stored(engine, since_ns, until_ns)
 
-    def run(self) -> None:
-        """Read until stopped or at the source's end. An attempt that raises is logged once, counted and repeated."""
-        supervisor = self.watch.supervisor
+    def _turn(self) -> float | None:
+        """Read once, until the source's end. An attempt that raises is logged once, counted and repeated."""
         try:
-            while not self._stopping.is_set() and not self._has_ended():
-                supervisor.beat(self._worker, self._turn_s)
-                try:
-                    self._read_once()
-                except Exception as error:
-                    if self._is_abandoned:
-                        break
-                    self._failed(error)
-                    self._pause()
-                self.cpu_s = time.thread_time()
-            if self._has_ended() and not self._is_abandoned:
+            if self._source.status().ended:
                 self.watch.settle()
                 self._contained("delivery", self._after)
-        finally:
-            supervisor.ended(self._worker)
-            self._source.close()
-
-    def _has_ended(self) -> bool:
-        try:
-            return self._source.status().ended
+                self._is_settled = True
+                return None
+            self._read_once()
         except Exception as error:
+            if self._is_abandoned:
+                return None
             self._failed(error)
-            self._pause()
-            return False
+            return pause_after(self._attempts)
+        except BaseException:
+            self._attempts += 1  # what was being read may be lost: the source begins again
+            raise
+        finally:
+            self.cpu_s = time.thread_time()
+        return 0.0
 
     def _read_once(self) -> None:
+        self._in_step_s = self._in_step_s or time.monotonic()
         if not self._is_open:
             self._source.open()
             self._is_open = True
@@ -121,11 +128,18 @@ class SourceReader(threading.Thread):
             self._took_s = now_s
             self._take(records)
         status = self._source.status()
-        if status.error and not status.in_step and status.kind in BUILT_IN_KINDS:
+        if status.in_step:
+            self._in_step_s = now_s
+        is_silent = not status.error and self._is_out_of_step() and self._source.sends_when_idle
+        if is_silent:
+            self.error = self._source.explain_silence(UNHEARD_S)
+            self._report_contained(self.error, status.skipped)
+        elif status.error and not status.in_step and status.kind in BUILT_IN_KINDS:
             self._report_contained(status.error, status.skipped)
         elif not self.error or records or status.in_step:
             self.error = ""
             self._attempts = 0
+            self._last_contained = ("", 0)
             self.watch.report_recovery(self._worker)
 
     def _take(self, records: list[Record]) -> None:
@@ -153,7 +167,17 @@ class SourceReader(threading.Thread):
         """Report what the source contained by itself, once each time: what it shows is as old as its last success."""
         if (error, failed) != self._last_contained:
             self._last_contained = (error, failed)
+            self._report(error)
+
+    def _report(self, error: str | Exception) -> None:
+        """Report that it does not work: of its engines, or of itself if it has had none for too long."""
+        if not self.engines() and self._is_out_of_step():
+            self.watch.report_unheard(self._worker, self.target, self.error or str(error))
+        else:
             self.watch.report_failure(self._worker, "reader", error, self._engines())
+
+    def _is_out_of_step(self) -> bool:
+        return self._source.grows and time.monotonic() - self._in_step_s >= UNHEARD_S
 
     def _contained(self, kind: Literal["delivery", "history"], call: Callable[[], None]) -> None:
         """Call what comes beside reading: when it raises, reading goes on."""
@@ -170,26 +194,11 @@ class SourceReader(threading.Thread):
         self._attempts += 1
         expected = isinstance(error, READ_ERRORS)
         self.error = str(error) if expected else f"{type(error).__name__}: {error}"
-        self.watch.report_failure(self._worker, "reader", self.error if expected else error, self._engines())
+        self._report(self.error if expected else error)
 
     def _engines(self) -> tuple[str, ...]:
         """Return the engines that depend on this source, or a name that no engine has before any is known."""
         return self.engines() or (self.target,)
-
-    def _pause(self) -> None:
-        """Wait before the next attempt, while the loop turns."""
-        until_s = time.monotonic() + min(FIRST_PAUSE_S * 2 ** max(self._attempts - 1, 0), LAST_PAUSE_S)
-        while time.monotonic() < until_s and not self._stopping.wait(0.5):
-            self.watch.supervisor.beat(self._worker, self._turn_s)
-            self._contained("delivery", self._after)
-
-    def report_if_late(self) -> None:
-        """Report a loop that does not turn. Called by another thread."""
-        is_late = self.watch.supervisor.is_late(self._worker) and not self._stopping.is_set()
-        if is_late and not self._is_late:
-            self.error = f"its loop has not turned for {self._turn_s:g} s: the source, or a step after it, hangs"
-            self.watch.report_failure(self._worker, "reader", self.error, self._engines())
-        self._is_late = is_late
 
     def _keep(self, keeper: Keeper, records: Sequence[Record]) -> None:
         """Keep records before the watch uses them: the frames by engine, or the ledgers' points where no frame came."""
@@ -211,45 +220,36 @@ class SourceReader(threading.Thread):
         except Exception:
             return ()
 
-    def ask_to_stop(self) -> None:
-        """Let it end when its source returns."""
-        self._stopping.set()
-
     def leave(self, within_s: float) -> bool:
         """End it, and wait until it has, beyond the time for which its source may block for `within_s` at most.
 
         Whether it has ended. One that has not is left behind: what its source returns later is dropped.
         """
-        self._stopping.set()
-        if self.ident is None:
-            self._source.close()
-            return True
-        self.join(self._source.blocks_s + within_s)
-        self._is_abandoned = self.is_alive()
-        if self._is_abandoned:
-            self.watch.supervisor.ended(self._worker)
+        self._is_abandoned = not self._stop(self._source.blocks_s + within_s)
         return not self._is_abandoned
 
     def stop(self) -> None:
         """End it, and wait until it has."""
-        self._stopping.set()
-        if self.ident is not None:
-            self.join()
-        else:
+        self._stop(None)
+
+    def _stop(self, within_s: float | None) -> bool:
+        if not self.thread.was_started:
             self._source.close()
+        return self.thread.stop(within_s)
 
     def view(self) -> SourceView:
         """Report how the source and its reading are."""
         status = self._source.status()
+        error = self.error or self.thread.failure
         not_kept = self._keeper.error(status.engine) if self._keeper is not None else ""
         return SourceView(
             status.target,
             status.engine,
-            status.in_step and not self.error,
+            status.in_step and (self._is_settled or not status.ended) and not error,
             status.skipped,
             dict(status.filled_from),
-            self.error or status.error or not_kept or (status.ended and "; ".join(status.notes)) or "",
-            ended=bool(status.ended and (self.error or status.error)),
+            error or status.error or not_kept or (status.ended and "; ".join(status.notes)) or "",
+            ended=bool(status.ended and (error or status.error)),
             lag_s=status.lag_s,
             cpu_s=self.cpu_s,
             kind=status.kind,

@@ -4,47 +4,70 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import islice
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, Final
 
-import msgspec
+from ..base import limits
+from ..base.errors import BadQuestion, NotKnown, Unreachable
+from ..history.sql_query import BadQuery, SqlBounds, SqlRequest, SqlSource, TimeRange, ask_process
+from ..questions.observe import Window
 
-from kvscope.monitor.doctor.time_window import Window
-from kvscope.monitor.errors import BadQuestion, NotKnown, Unreachable
-from kvscope.monitor.history.sql_segments import BadQuery, TimeRange
-from kvscope.monitor.history.sql_tables import SqlInput, answer
-
-MAX_SQL_ROWS: Final = 100_000
-MAX_SQL_CHARS: Final = 100_000
+TRAVEL_S: Final = 1.0
+"""Of the time that a hub waits: the answer has to reach it."""
+OTHER_QUERIES: Final = "other queries run on this agent: ask again later"
 
 
 class SqlQuestion:
-    """Runs one query at a time: each may take the memory that `monitor sql` may. directory: None if nothing is kept."""
+    """Runs limits.SQL_AT_ONCE queries at once, each in its process. directory: None if nothing is kept."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
+        self._known = threading.BoundedSemaphore(limits.SQL_AT_ONCE + 1)  # one waits
+        self._running = threading.BoundedSemaphore(limits.SQL_AT_ONCE)
+        self._children: set[Popen[bytes]] = set()
+        self._is_closed = False
 
-    def answer(self, arguments: dict[str, Any], timeout_s: float) -> bytes:
-        """Return the rows as JSON objects. Raises BadQuestion, NotKnown and Unreachable."""
+    def close(self) -> None:
+        """End what runs, and run no more."""
+        self._is_closed = True
+        for child in list(self._children):
+            child.kill()
+
+    def answer(self, arguments: dict[str, Any], timeout_s: float) -> bytearray:
+        """Return SqlRows as JSON, the rows as objects. Raises BadQuestion, NotKnown and Unreachable."""
+        until_s = time.monotonic() + timeout_s - TRAVEL_S
         text = {name: str(arguments.get(name, "")) for name in ("query", "since", "until")}
         if self._directory is None or not self._directory.is_dir():
             raise NotKnown("this agent keeps no history: start it with --data DIR")
-        if not 0 < len(text["query"]) <= MAX_SQL_CHARS:
-            raise BadQuestion(f"a query has 1 to {MAX_SQL_CHARS:,} characters")
-        if not self._lock.acquire(timeout=max(0.0, timeout_s / 2)):
-            raise Unreachable("another query runs on this agent: ask again later")
+        if not 0 < len(text["query"]) <= limits.SQL_CHARS:
+            raise BadQuestion(f"a query has 1 to {limits.SQL_CHARS:,} characters")
+        if not self._known.acquire(blocking=False):
+            raise Unreachable(OTHER_QUERIES)
+        try:
+            if not self._running.acquire(timeout=max(0.0, timeout_s / 2)):
+                raise Unreachable(OTHER_QUERIES)
+            try:
+                return self._run(text, until_s)
+            finally:
+                self._running.release()
+        finally:
+            self._known.release()
+
+    def _run(self, text: dict[str, str], until_s: float) -> bytearray:
         try:
             window = TimeRange()
             if text["since"] or text["until"]:
                 window = TimeRange(*Window(text["since"], text["until"]).span(time.time_ns()))
-            with answer(text["query"], SqlInput(self._directory, window=window), timeout_s) as found:
-                rows = [dict(zip(found.columns, row, strict=True)) for row in islice(found.rows, MAX_SQL_ROWS + 1)]
-            if len(rows) > MAX_SQL_ROWS:
-                raise BadQuestion(f"the answer has more than {MAX_SQL_ROWS:,} rows: aggregate, or add a LIMIT")
-            return msgspec.json.encode(rows, enc_hook=str)
+            bounds = SqlBounds(max(0.1, until_s - time.monotonic()), limits.SQL_MEMORY_BYTES)
+            request = SqlRequest(text["query"], "objects", SqlSource(self._directory, window=window), bounds)
+            return ask_process(request, self._begun)
         except (BadQuery, ValueError) as error:
             raise BadQuestion(str(error)) from error
         finally:
-            self._lock.release()
+            self._children = {child for child in self._children if child.returncode is None}
+
+    def _begun(self, child: Popen[bytes]) -> None:
+        self._children.add(child)
+        if self._is_closed:
+            child.kill()

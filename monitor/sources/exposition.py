@@ -1,31 +1,7 @@
 """The series that engines expose on a metrics page, and how the values of one time become a sample.
 
-A field may have had several names: whichever a page has is taken. In brackets, the first release of vLLM seen with it.
-
-    field               vLLM, and kvscope's own engine                  SGLang
-    ------------------  ----------------------------------------------  ------------------------------
-    running             vllm:num_requests_running                       sglang:num_running_reqs
-    waiting             vllm:num_requests_waiting                       sglang:num_queue_reqs
-    deferred            vllm:num_requests_waiting_by_reason (0.20)      not exposed
-    awake               vllm:engine_sleep_state                         not exposed
-    usage               vllm:kv_cache_usage_perc (0.9), before 0.12     sglang:token_usage
-                        also vllm:gpu_cache_usage_perc
-    steps               vllm:iteration_tokens_total_count,              not exposed
-                        kvscope_engine_steps_total
-    preemptions         vllm:num_preemptions_total                      sglang:num_retracted_requests_total
-    finished            vllm:request_success_total, summed over the     sglang:num_requests_total
-                        reasons that are an end (stop, length)
-    aborted             the same, over the other reasons                sglang:num_aborted_requests_total
-    prompt_tokens       vllm:prompt_tokens_total                        sglang:prompt_tokens_total
-    generation_tokens   vllm:generation_tokens_total                    sglang:generation_tokens_total
-    prefix_queries      vllm:prefix_cache_queries_total (0.12), before  not exposed
-                        vllm:gpu_prefix_cache_queries_total
-    measured_requests   vllm:request_prompt_tokens_count                not exposed
-    request_…_tokens    vllm:request_prompt_tokens_sum, _generation_…   not exposed
-    prefix_hits         the same with _hits_                            not exposed
-    prefix_hit_rate     from these two                                  sglang:cache_hit_rate
-    first_token_s       vllm:time_to_first_token_seconds_bucket         sglang:time_to_first_token_seconds_…
-    queue_s             vllm:request_queue_time_seconds_bucket          sglang:queue_time_seconds_bucket
+FIELDS and DURATIONS name the series, of vLLM with kvscope's own engine and of SGLang, and the field that each becomes.
+A field may have had several names: whichever a page has is taken. What neither table has of an engine is not exposed.
 
 Facts (an engine's pool, as it reports it) come from the labels of vllm:cache_config_info. On models with several kinds
 of layers block_size is the smallest of them, so that blocks times block_size is not the pool's size in tokens.
@@ -34,31 +10,28 @@ of layers block_size is the smallest of them, so that blocks times block_size is
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-import httpx
-
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import DurationCount, Fact, Sample
+from ..base.text import number_in
+from ..contract.samples import DurationCount, Fact, Sample
 
 FIELDS: Final[dict[str, str]] = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
-    "vllm:num_requests_waiting_by_reason": "deferred",
-    "vllm:kv_cache_usage_perc": "usage",
-    "vllm:gpu_cache_usage_perc": "usage",
+    "vllm:num_requests_waiting_by_reason": "deferred",  # since 0.20
+    "vllm:kv_cache_usage_perc": "usage",  # since 0.9
+    "vllm:gpu_cache_usage_perc": "usage",  # before 0.12
     "vllm:engine_sleep_state": "awake",
     "vllm:iteration_tokens_total_count": "steps",
     "vllm:num_preemptions_total": "preemptions",
-    "vllm:request_success_total": "finished",
+    "vllm:request_success_total": "finished",  # of the reasons that are an end (stop, length); "aborted" of the others
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
     "vllm:request_prompt_tokens_count": "measured_requests",
     "vllm:request_prompt_tokens_sum": "request_prompt_tokens",
     "vllm:request_generation_tokens_sum": "request_output_tokens",
-    "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_queries_total": "prefix_queries",  # since 0.12, as the hits; prefix_hit_rate is from these two
     "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
     "vllm:gpu_prefix_cache_hits_total": "prefix_hits",
@@ -73,6 +46,7 @@ FIELDS: Final[dict[str, str]] = {
     "sglang:generation_tokens_total": "generation_tokens",
     "sglang:cache_hit_rate": "prefix_hit_rate",
 }
+"""In comments, the first release of vLLM seen with a name, or without it."""
 COUNTERS: Final = (
     "steps",
     "preemptions",
@@ -96,6 +70,10 @@ NOT_AN_END: Final = ("abort", "error")
 """Values of vLLM's finished_reason that are no answer to its end: a client that left, a time-out, a failure."""
 LABELLED: Final = ("deferred", "awake")
 """Fields that are one of their metric's series: the one with a label of that value."""
+PROCESS_CPU: Final = "process_cpu_seconds_total"
+"""Of the process that serves the page, whatever engines are behind it: it has no label of one. There is none with
+several API servers (prometheus_client's multiprocess mode). Of SGLang it is not used: without steps no stall is judged.
+"""
 CONFIGURATION: Final = "vllm:cache_config_info"
 CONFIGURATION_FACTS: Final[dict[str, str]] = {
     "num_gpu_blocks": "num_gpu_blocks",
@@ -131,22 +109,6 @@ class ExposedEngine(NamedTuple):
         return f"{self.model}@{self.instance}/{self.rank}"
 
 
-def shown(url: str) -> str:
-    """Return the address without its secrets."""
-    return re.sub(r"//[^/]*@", "//", url)
-
-
-def address_of(url: str) -> httpx.URL:
-    """Return the address, if it is one. Raises BadTarget."""
-    try:
-        address = httpx.URL(url)
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise BadTarget(f"{shown(url)} is not an address: {error}") from error
-    if address.scheme not in ("http", "https") or not address.host:
-        raise BadTarget(f"{shown(url)} is not an address: one looks like http://127.0.0.1:8000")
-    return address
-
-
 def engine_of(labels: Mapping[str, str], instance: str) -> ExposedEngine:
     """Return the engine that a series with these labels is of."""
     return ExposedEngine(
@@ -170,6 +132,12 @@ def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], va
         field = "aborted"
     # One series for each reason adds up; tensor-parallel ranks, and one metric's two names, repeat the same value.
     figures[field] = figures.get(field, 0.0) + value if field in SUMMED else max(figures.get(field, value), value)
+
+
+def put_process_cpu(figures: ExposedFigures, cpu_s: float | None) -> None:
+    """Enter the CPU time of the server into the values of an engine behind it, if it was exposed."""
+    if cpu_s is not None and 0 <= cpu_s <= MAX_FIGURE:
+        figures["process_cpu_s"] = cpu_s
 
 
 def put_bucket(buckets: ExposedBuckets, name: str, labels: Mapping[str, str], value: float) -> None:
@@ -203,7 +171,7 @@ def durations_between(before: Mapping[float, float], now: Mapping[float, float])
 
 
 def dialect_of(names: Iterable[str]) -> str:
-    """Whose page has metrics of these names: kvscope's, vllm's or sglang's."""
+    """Return the engine that has metrics of these names: kvscope, vllm or sglang."""
     prefixes = {name.partition(":")[0] for name in names}
     if any(prefix.startswith("kvscope_engine_") for prefix in prefixes):
         return "kvscope"
@@ -216,7 +184,7 @@ def facts_of(engine: ExposedEngine, position: str, dialect: str, configuration: 
     yield Fact(str(engine), position, "model", engine.model)
     for label, name in CONFIGURATION_FACTS.items():
         if (text := configuration.get(label, "None")) not in ("None", ""):
-            yield Fact(str(engine), position, name, _label_value(text))
+            yield Fact(str(engine), position, name, number_in(text))
 
 
 class Sampler:
@@ -274,6 +242,8 @@ class Sampler:
             prefix_queries=whole("prefix_queries"),
             prefix_hits=whole("prefix_hits"),
             generation_tokens=whole("generation_tokens"),
+            prompt_tokens=whole("prompt_tokens"),
+            process_cpu_s=figures.get("process_cpu_s"),
             restarted=restarted,
             source=self.source,
             first_token_s=durations("first_token_s"),
@@ -281,12 +251,3 @@ class Sampler:
         )
         self._before, self._before_ns, self._buckets_before = figures, at_ns, counted
         return sample
-
-
-def _label_value(text: str) -> int | float | str:
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text

@@ -1,27 +1,142 @@
-"""vLLM's KV events as a source: where a server publishes them, and one publisher's batches in order, replay first."""
+"""vLLM's KV events over ZeroMQ: the contents of its prefix cache, from any vLLM since 0.9 that publishes them.
+
+A source reads one publisher's batches in order, its replay first, or those of all that a server names. A message is
+[topic, sequence, payload], the sequence eight bytes, big-endian. The payload is a batch in msgpack: up to 0.23 arrays,
+`[ts, [["BlockStored", hashes, parent, tokens, …], …], rank]`, since then maps with the same names. The replay socket
+takes ["", sequence] and answers with the batches from there on, ["", sequence, payload], with the topic before the
+sequence since 0.26. A sequence of -1 ends the answer. So a message is read from its end.
+
+Token ids are never decoded: they are skipped as bytes, and what is kept of a block is its hash.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import zmq
 
-from kvscope.monitor.bounded_http import bounded_client, describe_failure
-from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.samples import KvEvents, Record
-from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.publishing.publisher import replay_endpoint_for
-from kvscope.monitor.sources.exposition import address_of, shown
-from kvscope.monitor.sources.kv_events import NotKvEvents, decode_kv_events, is_kv_batch
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceStatus
-from kvscope.monitor.sources.targets import TargetKind
-from kvscope.monitor.text import counted
+from ..base import limits
+from ..base.bounded_http import BoundedClient, HttpFailed, status_text
+from ..base.errors import KvscopeError
+from ..base.http_url import address_of, shown
+from ..base.text import counted
+from ..contract.event_log import Clock
+from ..contract.samples import KvEvent, KvEvents, Record
+from ..contract.wire import ContractError
+from ..probes.publisher import replay_endpoint_for
+from .source import POLL_WAIT_S, Source, SourceStatus
+from .source_sockets import SourceSockets
+from .targets import TargetKind
+
+DEVICE: Final = "GPU"
+"""vLLM's word for where blocks are that a request can run on, on any device. Blocks of other tiers are left out."""
+
+BlockHash = int | bytes
+
+
+class _Batch(msgspec.Struct):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+class _ArrayBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """Any event as a map, without fields that are not named here."""
+
+    type: str
+    block_hashes: list[BlockHash] = []
+    parent_block_hash: BlockHash | None = None
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: msgspec.Raw = msgspec.Raw()
+    medium: str | None = None
+    lora_name: msgspec.Raw = msgspec.Raw()
+    extra_keys: msgspec.Raw = msgspec.Raw()
+    group_idx: int | None = None
+
+
+class _Removed(msgspec.Struct, array_like=True, tag="BlockRemoved"):
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Cleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+_BATCH: Final = msgspec.msgpack.Decoder(_Batch)
+_ARRAY_BATCH: Final = msgspec.msgpack.Decoder(_ArrayBatch)
+_EVENT: Final = msgspec.msgpack.Decoder(_Event)
+_ARRAY_EVENT: Final = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+
+
+class NotKvEvents(KvscopeError):
+    """A message that is no batch of KV events. The error gives the reason."""
+
+
+def is_kv_batch(parts: list[bytes]) -> bool:
+    """Whether a message that was published looks like KV events: kvscope's own have two parts."""
+    return len(parts) == 3 and len(parts[1]) == 8
+
+
+def decode_kv_events(payload: bytes) -> tuple[int, list[KvEvent], int]:
+    """Decode a batch: wall time in ns, its events on the device, and its rank. Raises NotKvEvents."""
+    try:
+        batch = (_BATCH if _is_map(payload) else _ARRAY_BATCH).decode(payload)
+        at_ns = int(batch.ts * 1e9)
+        if not 0 <= at_ns < limits.TIME_NS:
+            raise NotKvEvents("its time is not one of this or the next century")
+        events = [event for raw in batch.events if (event := _event(bytes(raw))) is not None]
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise NotKvEvents(str(error)) from error
+    return at_ns, events, batch.data_parallel_rank or 0
+
+
+def _event(payload: bytes) -> KvEvent | None:
+    if _is_map(payload):
+        named = _EVENT.decode(payload)
+        medium, what, hashes, parent = named.medium, named.type, named.block_hashes, named.parent_block_hash
+        group = named.group_idx
+    else:
+        match _ARRAY_EVENT.decode(payload):
+            case _Stored() as stored:
+                medium, what, hashes, group = stored.medium, "BlockStored", stored.block_hashes, stored.group_idx
+                parent = stored.parent_block_hash
+            case _Removed() as removed:
+                medium, what, hashes, group = removed.medium, "BlockRemoved", removed.block_hashes, removed.group_idx
+                parent = None
+            case _:
+                return KvEvent("cleared")
+    if what == "AllBlocksCleared":
+        return KvEvent("cleared")
+    if what not in ("BlockStored", "BlockRemoved") or (medium or DEVICE) != DEVICE:
+        return None
+    return KvEvent("stored" if what == "BlockStored" else "removed", hashes, parent, group or 0)
+
+
+def _is_map(payload: bytes) -> bool:
+    return bool(payload) and (0x80 <= payload[0] <= 0x8F or payload[0] in (0xDE, 0xDF))
+
 
 END: Final = -1
 HISTORY_S: Final = 1.0
@@ -46,18 +161,18 @@ def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
     """
     address = address_of(url)
     try:
-        with bounded_client(timeout_s) as client:
-            answer = client.get(address)
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        with BoundedClient(timeout_s) as client:
+            answer = client.ask("GET", address)
+        if answer.status == HTTPStatus.NOT_FOUND:
             raise ContractError(
                 f"{shown(url)} answers 404 Not Found: this server does not name its KV events' address, as an older"
                 " vLLM may not (0.32 does). Name the stream itself: tcp://HOST:5557"
             )
-        answer.raise_for_status()
-        sources = msgspec.json.decode(answer.content, type=list[_AnnouncedEndpoint])
-    except (httpx.HTTPError, msgspec.DecodeError) as error:
-        reason = describe_failure(error) if isinstance(error, httpx.HTTPError) else "its answer is of another form"
-        raise ContractError(f"{shown(url)}: it does not name the address of its KV events: {shown(reason)}") from error
+        if not answer.is_success:
+            raise HttpFailed(f"answers {status_text(answer.status)}")
+        sources = answer.decoded(list[_AnnouncedEndpoint])
+    except HttpFailed as error:
+        raise ContractError(f"{shown(url)} {error}: it does not name the address of its KV events") from error
     if not sources:
         raise ContractError(
             f"{shown(url)}: this engine publishes no KV events. It does with --kv-events-config"
@@ -68,7 +183,7 @@ def discover_kv_endpoints(url: str, timeout_s: float) -> list[KvEndpoint]:
         KvEndpoint(
             _reachable(source.endpoint, address.host),
             _reachable(source.replay_endpoint or "", address.host),
-            f"vllm@{address.netloc.decode()}",
+            f"vllm@{address.netloc}",
             source.data_parallel_rank,
         )
         for source in sources
@@ -114,36 +229,32 @@ class KvEventStream:
         """The last one published, apart from those of the past: it goes back when the engine restarts."""
         self._asked_for = 0
         self._waiting: list[tuple[int, bytes]] = []
-        self._context = zmq.Context()
-        self._context.linger = 0  # one that is collected unclosed must not wait for its peers
+        self._sockets = SourceSockets()
         try:
-            self._sub = self._context.socket(zmq.SUB)
+            self._sub = self._sockets.add(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, MAX_WAITING_BATCHES)
             self._sub.setsockopt(zmq.SUBSCRIBE, b"")
             self._sub.connect(publisher.events)
-            self._dealer = self._context.socket(zmq.DEALER)
+            self._dealer = self._sockets.add(zmq.DEALER)
             self._dealer.setsockopt(zmq.RCVHWM, MAX_WAITING_BATCHES)
             if publisher.replay:
                 self._dealer.connect(publisher.replay)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._sockets.close()
             raise ContractError(f"{publisher.events} is not an endpoint to connect to: {error.strerror}") from error
-        self._poller = zmq.Poller()
-        self._poller.register(self._sub, zmq.POLLIN)
-        self._poller.register(self._dealer, zmq.POLLIN)
         self._asking, self._asked_ns = False, 0
         if publisher.replay:
             self._ask(0)
 
     def close(self) -> None:
         """Disconnect."""
-        self._context.destroy(linger=0)
+        self._sockets.close()
 
     def poll(self, timeout_s: float = 0.1) -> list[KvEvents]:
         """Return the batches within the time, in order. A batch after an unfillable gap has the number of missing
         ones.
         """
-        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        ready = self._sockets.poll(timeout_s)
         out: list[KvEvents] = []
         if self._dealer in ready:
             self._take_history(out)
@@ -220,6 +331,8 @@ class KvEventStream:
 
 class KvEventSource(Source):
     """The KV events of every publisher that `find` returns, called when it is opened."""
+
+    sends_when_idle = False
 
     def __init__(self, target: str, find: Callable[[], Sequence[KvEndpoint]]) -> None:
         self._target = shown(target)

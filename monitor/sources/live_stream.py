@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, cast
 import msgspec
 import zmq
 
-from kvscope.monitor.events import limits
-from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.kinds import Kind, Layer, Stage
-from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.wire import (
+from ..base import limits
+from ..contract.event_log import Clock
+from ..contract.kinds import Kind, Layer, Stage
+from ..contract.samples import Record
+from ..contract.wire import (
     STACK_TEXT,
     Batch,
     ContractError,
@@ -33,13 +33,13 @@ from kvscope.monitor.events.wire import (
     encode,
     is_alive,
 )
-from kvscope.monitor.publishing.publisher import replay_endpoint_for
-from kvscope.monitor.publishing.replay_protocol import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
-from kvscope.monitor.publishing.stall_capture import read_dump, stack_file
-from kvscope.monitor.sources.kv_event_stream import KvEventSource, kv_endpoint_at
-from kvscope.monitor.sources.kv_events import is_kv_batch
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceOptions, SourceStatus, nothing_known
-from kvscope.monitor.sources.targets import SOURCES_PATH, TargetKind
+from ..probes.publisher import replay_endpoint_for
+from ..probes.replay_server import AskKeyframe, AskSince, Replay, ReplayQuestion, encode_question
+from ..probes.stall_capture import read_dump, stack_file
+from .kv_event_stream import KvEventSource, is_kv_batch, kv_endpoint_at
+from .source import POLL_WAIT_S, Source, SourceOptions, SourceStatus, nothing_known
+from .source_sockets import SourceSockets
+from .targets import SOURCES_PATH, TargetKind
 
 ASK_AGAIN_NS: Final = 1_000_000_000
 OBSERVE_NS: Final = 1_000_000_000
@@ -71,6 +71,7 @@ class LiveStream(Source):
     `known` returns the next batch that the ledger of an engine's epoch lacks: the stream begins there if the engine
     still has it. -1: nothing was received of it before. `unkept` returns the first batch that no history has, -1 if
     that is not known: without a ledger the stream begins there, too, and a keyframe follows the batches that are late.
+    0: earlier epochs of the engine are kept, so that nothing of this one may be missing.
     """
 
     has_events = True
@@ -93,7 +94,7 @@ class LiveStream(Source):
         self.lag_s: float | None = None
         """From when the newest frame was packed, by the engine's clock, until we had it."""
         self.has_kv_events = False
-        """Whether it is vLLM's KV events that are published there: monitor/sources/kv_events.py reads them."""
+        """Whether it is vLLM's KV events that are published there: monitor/sources/kv_event_stream.py reads them."""
         self._clock = clock
         self._known = known
         self._unkept = unkept
@@ -105,7 +106,7 @@ class LiveStream(Source):
         """It has come, and is due behind its last batch."""
         self._epoch = 0
         self._follows_epoch = False
-        """Whether an earlier epoch was received here, so that nothing of this one may be missing."""
+        """Whether an earlier epoch was received, so that nothing of this one may be missing."""
         self._next = -1
         self._behind = False
         """Whether batches since an earlier reader's last one are still to come: time does not pass before them."""
@@ -115,6 +116,8 @@ class LiveStream(Source):
         self._waiting: deque[Received] = deque()
         self._asked_ns = 0
         self._asked_for = -2
+        self._ahead: list[Received] = []
+        """Batches beyond a gap that had come when the missing ones were asked for."""
         self._observed_ns = self._received_ns = self._turned_ns = self._listening_ns = clock.monotonic_ns()
         self._turned_at_ns = clock.time_ns()
         self._stack: tuple[Layer, str] | None = None
@@ -125,27 +128,26 @@ class LiveStream(Source):
 
     def _connect(self) -> None:
         """Connect both sockets. Raises ContractError for what is not an endpoint."""
-        self._context = zmq.Context()
-        self._context.linger = 0  # one that is collected unclosed must not wait for its peers
+        self._sockets = SourceSockets()
         try:
-            self._sub = self._context.socket(zmq.SUB)
+            self._sub = self._sockets.add(zmq.SUB)
             self._sub.setsockopt(zmq.RCVHWM, limits.UNREAD_MESSAGES)
             self._sub.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
             self._sub.setsockopt(zmq.SUBSCRIBE, b"")
             self._sub.connect(self.events)
-            self._dealer = self._connect_dealer()
+            self._dealer = self._sockets.add(zmq.DEALER)
+            self._dealer.setsockopt(zmq.SNDHWM, 4)
+            self._dealer.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
+            self._dealer.connect(self.replay)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._sockets.close()
             raise ContractError(
                 f"{self.events} is not an endpoint to connect to: {error.strerror}; one looks like tcp://127.0.0.1:5757"
             ) from error
-        self._poller = zmq.Poller()
-        self._poller.register(self._sub, zmq.POLLIN)
-        self._poller.register(self._dealer, zmq.POLLIN)
 
     def close(self) -> None:
         """Disconnect."""
-        self._context.destroy(linger=0)
+        self._sockets.close()
 
     @property
     def in_step(self) -> bool:
@@ -196,12 +198,12 @@ class LiveStream(Source):
         )
 
     def receive(self, timeout_s: float = POLL_WAIT_S) -> list[Received]:
-        """Return what has come within the time, in order and without gaps. Raises NewerVersion where nothing that has
-        come can be read.
+        """Return the batches that arrive within `timeout_s`, in order and without gaps. Raise NewerVersion if all that
+        arrived is of a newer major version.
         """
         out: list[Received] = []
         self._ask_if_missing()
-        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        ready = self._sockets.poll(timeout_s)
         if self._dealer in ready:
             self._take_answer(out)
         if self._sub in ready:
@@ -296,8 +298,11 @@ class LiveStream(Source):
         self._epoch, self._next = first.epoch, self._known(first.engine, first.epoch)
         self._lacks_state = self._is_held = False
         self._keyframe = None
-        if self._next < 0 and (unkept := self._unkept(first.engine, first.epoch)) > 0:
-            self._next, self._lacks_state = unkept, True
+        if self._next < 0:
+            unkept = self._unkept(first.engine, first.epoch)
+            if unkept > 0:
+                self._next, self._lacks_state = unkept, True
+            self._follows_epoch = self._follows_epoch or unkept == 0
         if self._next < 0 and (self._follows_epoch or is_early):
             self._next = 0  # the engine has them still, as a rule
         self._behind = self._next > 0
@@ -337,6 +342,7 @@ class LiveStream(Source):
         self._asked_ns, self._asked_for = self._clock.monotonic_ns(), self._next
         if self._lacks_state and not self._waiting and not self._more and self._keyframe is None:
             self._is_held = True
+        self._ahead = list(self._waiting)
         by_keyframe = self._next < 0 or self._unreadable or self._is_held
         question: ReplayQuestion = AskKeyframe() if by_keyframe else AskSince(self._epoch, self._next)
         with contextlib.suppress(zmq.Again):
@@ -363,6 +369,16 @@ class LiveStream(Source):
         self._more = header.more
         if header.more:
             self._ask()
+        elif header.asked == "since" and header.source != "keyframe" and header.epoch == self._epoch:
+            self._refuse_impossible(header.last)
+
+    def _refuse_impossible(self, last: int) -> None:
+        """Leave out batches that the engine never made: they were here when it was asked, and `last` is its latest."""
+        impossible = {id(each) for each in self._ahead if each.frame.sequence > last}
+        if impossible:
+            kept = [each for each in self._waiting if id(each) not in impossible]
+            self.bad_frames += len(self._waiting) - len(kept)
+            self._waiting = deque(kept)
 
     def _take_keyframe(self, received: Received, asked: str, out: list[Received]) -> None:
         """Take a keyframe, as an answer to "where are we", or in place of batches that are gone."""
@@ -402,13 +418,6 @@ class LiveStream(Source):
         payload = encode(batch)
         return Received(cast(Batch, decode(payload)), payload)
 
-    def _connect_dealer(self) -> zmq.Socket[bytes]:
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.SNDHWM, 4)
-        dealer.setsockopt(zmq.MAXMSGSIZE, limits.FRAME_BYTES)
-        dealer.connect(self.replay)
-        return dealer
-
 
 class DetectedStream(Source):
     """An event stream at an endpoint: kvscope's own, or vLLM's KV events. The first message shows which.
@@ -426,7 +435,7 @@ class DetectedStream(Source):
         records = self._stream.poll(timeout_s)
         if isinstance(self._stream, LiveStream) and self._stream.has_kv_events:
             self._stream.close()
-            self.has_events = False
+            self.has_events = self.sends_when_idle = False
             self._stream = KvEventSource(self._endpoint, lambda: [kv_endpoint_at(self._endpoint)])
             self._stream.open()
         return records

@@ -1,6 +1,8 @@
-"""An engine's log as a file: plain or gzip, read to its end, or followed as it grows and is rotated.
+"""An engine's log as a source: one file, read to its end or followed as it grows and is rotated, or several texts.
 
-A file without a line of statistics is read as a report in prose (kvscope.monitor.sources.incident_report).
+A file is plain or gzip. Several texts are a directory or a zip of logs, and standard input is one. A text without a
+line of statistics is read as a report in prose (kvscope.monitor.sources.incident_report). While a large text is read,
+one line on standard error shows how far it is, if that is a terminal.
 """
 
 from __future__ import annotations
@@ -8,28 +10,85 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
+import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from types import TracebackType
+from typing import BinaryIO, Final, TextIO, cast
 
 import msgspec
 
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events import limits
-from kvscope.monitor.events.samples import Fact, Record, ReportedEvent, Sample
-from kvscope.monitor.sources.engine_log import Log
-from kvscope.monitor.sources.incident_report import stated_facts
-from kvscope.monitor.sources.log_inputs import LogInput, file_input
-from kvscope.monitor.sources.read_progress import ReadProgress
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
-from kvscope.monitor.sources.targets import TargetKind
+from ..base import limits
+from ..base.errors import BadTarget
+from ..base.text import counted
+from ..contract.samples import Fact, Record, ReportedEvent, Sample
+from .engine_log import Log
+from .incident_report import stated_facts
+from .source import POLL_WAIT_S, Source, SourceError, SourceStatus
+from .targets import MOST_TEXTS, LogInput, TargetKind, file_input
+
+LARGE_BYTES: Final = 32 << 20
+"""A smaller text takes a few seconds at most."""
+REFRESH_S: Final = 0.5
+LINES_BETWEEN_LOOKS: Final = 1 << 12
+
+
+class ReadProgress:
+    """Shows how much of `file` has been read, of a gzip its compressed bytes. Shows nothing for a text that is not
+    large, or where `stream` is no terminal.
+    """
+
+    def __init__(self, name: str, file: BinaryIO, stream: TextIO | None = None) -> None:
+        self._name = name
+        self._file = file
+        self._stream = stream if stream is not None else sys.stderr
+        self._size = _size_of(file)
+        self._is_shown = self._size >= LARGE_BYTES and self._stream is not None and self._stream.isatty()
+        self._lines = 0
+        self._width = 0
+        self._next_s = time.monotonic() + REFRESH_S
+
+    def __enter__(self) -> ReadProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._width:
+            self._write("")
+
+    def count_line(self) -> None:
+        """Note that a line was read, and refresh what is shown if it is time."""
+        self._lines += 1
+        if not self._is_shown or self._lines % LINES_BETWEEN_LOOKS:
+            return
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + REFRESH_S
+            share = min(self._file.tell() / self._size, 1.0)
+            self._write(f"reading {self._name}: {share:.0%} of {self._size >> 20:,} MiB")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"\r{text:{self._width}}\r{text}")
+        self._stream.flush()
+        self._width = len(text)
+
+
+def _size_of(file: BinaryIO) -> int:
+    """Return the size of a file that is at its beginning, 0 if it has none."""
+    if not file.seekable():
+        return 0
+    size = file.seek(0, 2)
+    file.seek(0)
+    return size
+
 
 GZIP: Final = b"\x1f\x8b"
 UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -82,7 +141,7 @@ def read_prose(path: Path | LogInput, log: Log, records: Sequence[Record]) -> li
 def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
     """Yield the lines of a text, plain or gzip, as far as they can be read. `notes` takes why reading stopped early.
 
-    A line of more than MAX_LINE characters comes in parts. Raises OSError.
+    A line of more than MAX_LINE characters comes in parts, as far as limits.LINE_CHARS. Raises OSError.
     """
     packed_bytes = path.stat().st_size if isinstance(path, Path) else path.packed_bytes
     left = packed_bytes * limits.LOG_RATIO + limits.LOG_SLACK_BYTES
@@ -98,105 +157,48 @@ def lines_of(path: Path | LogInput, notes: list[str]) -> Iterator[str]:
         text = stack.enter_context(TextIOWrapper(cast(BinaryIO, binary), encoding, "replace"))
         progress = stack.enter_context(ReadProgress(path.name, cast(BinaryIO, raw)))
         try:
+            of_line, number, is_noted = 0, 1, False
             while line := text.readline(MAX_LINE):
                 got_any = True
                 left -= len(line)
+                of_line += len(line)
+                is_beyond = of_line > limits.LINE_CHARS
+                if is_beyond and not is_noted:
+                    is_noted = True
+                    most = f"{limits.LINE_CHARS:,} characters"
+                    notes.append(
+                        f"line {number} has more than {most}: what is beyond, there and in other lines, is left out"
+                    )
+                if line.endswith("\n"):
+                    of_line, number = 0, number + 1
                 if left < 0:
                     most = f"{limits.LOG_RATIO} times its packed size"
                     notes.append(f"it unpacks to more than {most}, as no log does, and was read up to there")
                     return
-                progress.count_line()
-                yield line
+                if not is_beyond:
+                    progress.count_line()
+                    yield line
         except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
             if not got_any:
                 raise OSError(f"it is a damaged gzip or zip: {error}") from error
             notes.append(f"it is a gzip that is cut short or damaged, and was read up to there ({error})")
 
 
-class LogFile(Source):
-    """The log at `path`. Raises BadTarget if it cannot be read."""
+class GrowingLog(Source):
+    """The log at `path`, followed as it grows and is rotated. look_back_s: how much of it comes first (None: all)."""
 
-    has_past = True
-
-    def __init__(self, path: Path, options: SourceOptions) -> None:
+    def __init__(self, path: Path, look_back_s: float | None) -> None:
         self._path = path
-        try:
-            with path.open("rb") as file:
-                self.grows = file.read(2) != GZIP
-        except OSError as error:
-            raise BadTarget(f"{path}: cannot be read: {error.strerror}") from error
-        self._follow = options.follow and self.grows
-        self._look_back_s = options.look_back_s if options.follow else None
+        self._look_back_s = look_back_s
         self._lines = GrowingFile(path)
-        self._log: Log | None = None
-        self._past: list[Record] | None = None
+        self._log = Log(path.name, datetime.now(UTC))
         self._caught_up = False
         self._error = ""
         self._engines: tuple[str, ...] = ()
         self._last_ns = 0
-        self._is_log = False
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
-        """Return what the file reports: all of it at once, or when followed what was added."""
-        records = self._poll_growth(timeout_s) if self._follow else self._poll_past()
-        self._engines = tuple(dict.fromkeys((*self._engines, *(record.engine for record in records))))
-        self._last_ns = max((record.at_ns or 0 for record in records if isinstance(record, Sample)), default=0) or (
-            self._last_ns
-        )
-        return records
-
-    def status(self) -> SourceStatus:
-        """Report how the file is. Its kind is known once it was read."""
-        prose = self._caught_up and not self._is_log and not self._follow
-        return SourceStatus(
-            target=str(self._path),
-            kind=TargetKind.PROSE if prose else TargetKind.LOG,
-            engines=self._engines,
-            in_step=self._caught_up and (self._is_log or not self._follow),
-            ended=self._caught_up and not self._follow,
-            error=self._error,
-            last_seen_ns=self._last_ns,
-            notes=tuple(self._log.notes) if self._log is not None else (),
-        )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def bounds(self) -> tuple[int, int]:
-        """Return the first and the last time that a line has. Raises SourceError if none has one."""
-        times = [record.at_ns for record in self._read() if isinstance(record, Sample | Fact) and record.at_ns]
-        if not times:
-            raise SourceError(
-                f"{self._path}: no line has a time, so that what was between --since and --until is not known"
-            )
-        return min(times), max(times)
-
-    def explain_silence(self, seconds: float) -> str:
-        """Explain what a log must have."""
-        return f"{self._path}: {NO_STATISTICS}"
-
-    # ---------------------------------------------------------------- all of it
-
-    def _poll_past(self) -> Sequence[Record]:
-        if self._caught_up:
-            return []
-        records = self._read()
-        self._caught_up = True
-        return records if self._look_back_s is None else _latest(records, self._look_back_s)
-
-    def _read(self) -> list[Record]:
-        if self._past is None:
-            self._log, records = read_log(self._path)
-            self._is_log = bool(self._log.stats_lines or self._log.described_states)
-            self._past = [*records] if self._log.stats_lines else read_prose(self._path, self._log, records)
-        return self._past
-
-    # ---------------------------------------------------------------- as it grows
-
-    def _poll_growth(self, timeout_s: float) -> Sequence[Record]:
-        if self._log is None:
-            self._log = Log(self._path.name, datetime.now(UTC))
+        """Return what was added."""
         records: list[Record] = []
         try:
             lines, more = self._lines.read()
@@ -208,18 +210,43 @@ class LogFile(Source):
         except OSError as error:
             self._error = f"{self._path}: cannot be read now: {error.strerror}. The next read follows"
             more = False
-        self._is_log = self._is_log or bool(self._log.stats_lines)
         if not self._caught_up:
             self._caught_up = True
-            return records if self._look_back_s is None else _latest(records, self._look_back_s)
-        if not more and not records:
+            records = records if self._look_back_s is None else _latest(records, self._look_back_s)
+        elif not more and not records:
             time.sleep(timeout_s)
+        self._engines = tuple(dict.fromkeys((*self._engines, *(record.engine for record in records))))
+        self._last_ns = _last_ns_of(records) or self._last_ns
         return records
+
+    def status(self) -> SourceStatus:
+        """Report how the file is."""
+        return SourceStatus(
+            target=str(self._path),
+            kind=TargetKind.LOG,
+            engines=self._engines,
+            in_step=self._caught_up and bool(self._log.stats_lines),
+            error=self._error,
+            last_seen_ns=self._last_ns,
+            notes=tuple(self._log.notes),
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+    def explain_silence(self, seconds: float) -> str:
+        """Explain what a log must have."""
+        return f"{self._path}: {NO_STATISTICS}"
+
+
+def _last_ns_of(records: Sequence[Record]) -> int:
+    return max((record.at_ns or 0 for record in records if isinstance(record, Sample)), default=0)
 
 
 def _latest(records: Sequence[Record], seconds: float) -> list[Record]:
     """Return the facts, and the samples of the last `seconds` before the last of them."""
-    last_ns = max((record.at_ns or 0 for record in records if isinstance(record, Sample)), default=0)
+    last_ns = _last_ns_of(records)
     from_ns = last_ns - seconds * 1e9
     return [record for record in records if not isinstance(record, Sample) or (record.at_ns or last_ns) >= from_ns]
 
@@ -264,3 +291,101 @@ class GrowingFile:
             return False
         self.close()
         return True
+
+
+NAMED: Final = 5
+"""How many of the texts the notes name."""
+
+
+class LogTexts(Source):
+    """The texts that `inputs` returns, each read by itself: their engines and line numbers stay apart.
+
+    look_back_s: how much of them before their last sample is brought (None: all).
+    """
+
+    has_past = True
+
+    def __init__(
+        self,
+        target: str,
+        inputs: Callable[[], Sequence[Path | LogInput]],
+        look_back_s: float | None = None,
+        *,
+        grows: bool = True,
+    ) -> None:
+        self.grows = grows
+        self._target = target
+        self._inputs = inputs
+        self._look_back_s = look_back_s
+        self._past: list[Record] | None = None
+        self._ended = False
+        self._is_log = False
+        self._notes: list[str] = []
+        self._engines: tuple[str, ...] = ()
+        self._last_ns = 0
+
+    def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
+        """Return what the texts report, all of it at once. Raises BadTarget if none can be read."""
+        if self._ended:
+            return []
+        records = self._read()
+        self._ended = True
+        return records if self._look_back_s is None else _latest(records, self._look_back_s)
+
+    def status(self) -> SourceStatus:
+        """Report how the texts are. The kind is known once they were read."""
+        return SourceStatus(
+            target=self._target,
+            kind=TargetKind.PROSE if self._ended and not self._is_log else TargetKind.LOG,
+            engines=self._engines,
+            in_step=self._ended,
+            ended=self._ended,
+            last_seen_ns=self._last_ns,
+            notes=tuple(self._notes),
+        )
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the first and the last time that a line has. Raises SourceError if none has one."""
+        times = [record.at_ns for record in self._read() if isinstance(record, Sample | Fact) and record.at_ns]
+        if not times:
+            raise SourceError(
+                f"{self._target}: no line has a time, so that what was between --since and --until is not known"
+            )
+        return min(times), max(times)
+
+    def explain_silence(self, seconds: float) -> str:
+        """Explain what a log must have."""
+        return f"{self._target}: {NO_STATISTICS}"
+
+    def close(self) -> None:
+        """Drop what was read."""
+        self._past = None
+
+    def _read(self) -> list[Record]:
+        if self._past is not None:
+            return self._past
+        inputs = self._inputs()
+        if not inputs:
+            raise BadTarget(f"{self._target} has no text in it")
+        records: list[Record] = []
+        unread: list[str] = []
+        for text in inputs[:MOST_TEXTS]:
+            try:
+                log, found = read_log(text)
+            except BadTarget as error:
+                unread.append(str(error))
+                continue
+            self._is_log = self._is_log or bool(log.stats_lines or log.described_states)
+            records += found if log.stats_lines else read_prose(text, log, found)
+            self._notes += log.notes if len(inputs) == 1 else [f"{text.name}: {note}" for note in log.notes]
+        if len(unread) == len(inputs[:MOST_TEXTS]):
+            raise BadTarget(unread[0] if isinstance(inputs[0], Path) else f"{self._target}: {unread[0]}")
+        self._notes += unread
+        if len(inputs) > 1:
+            names = ", ".join(text.name for text in inputs[:NAMED]) + (", …" if len(inputs) > NAMED else "")
+            left_out = f"; {len(inputs) - MOST_TEXTS} more are left out" if len(inputs) > MOST_TEXTS else ""
+            self._notes.insert(0, f"{counted(min(len(inputs), MOST_TEXTS), 'text')} were read: {names}{left_out}")
+        self._past = records
+        self._engines = tuple(dict.fromkeys(record.engine for record in records))
+        self._last_ns = _last_ns_of(records)
+        return records

@@ -1,32 +1,9 @@
 """The memory facts in a line of a log: vLLM's breakdown in its wordings from 0.8 to 0.33, and kvscope's own.
 
-Sizes are in GiB as printed, rounded to two decimals. Values printed in bytes stay in bytes.
-
-    fact                             from
-    -------------------------------  ------------------------------------------------------------------------------
-    memory_free_gib, _total_gib      "Free memory on device (177.66/178.36 GiB) on startup"
-    memory_requested_share, _gib     "Desired GPU memory utilization is (0.9, 160.53 GiB)"
-    memory_weights_gib               "8.58 GiB for weight"
-    memory_consumed_gib              "56.89 GiB for consumed memory (weights + non-torch)": since 0.27
-    memory_activations_gib           "9.96 GiB for peak activation"
-    memory_non_torch_gib             "0.07 GiB for non-torch memory"
-    the same, with _total, _share    "total_gpu_memory (23.58GiB) x gpu_memory_utilization (0.99) = 23.35GiB", "model
-                                     weights take 21.21GiB; non_torch_memory takes 0.20GiB; PyTorch activation peak
-                                     memory takes 0.37GiB": the engine of before V1
-    the same, with _free, _share     "Initial free memory: 23.08 GiB; Requested memory: 0.80 (util), 18.82 GiB", "torch
-                                     peak memory increase: 1.40GiB; non-torch forward increase memory: 0.02GiB; weights
-                                     memory: 8.80GiB": since 0.9, where it logs DEBUG
-    model_loading_gib                "Model loading took 14.9889 GiB", "Loading model weights took 7.9692 GB"
-    graph_capture_gib                "Graph capturing finished in 23 secs, took 0.54 GiB"
-    memory_graphs_gib                "0.65 GiB for CUDAGraph memory"
-    memory_graphs_estimated_gib      "Estimated CUDA graph memory: 0.36 GiB total"; "… (actual), 0.64 GiB (estimated)"
-    memory_graphs_are_reserved       "CUDA graph memory profiling is enabled": the estimate is kept free of KV
-    suggested_fit_requested_bytes    "`--kv-cache-memory=151519866880` to fit into requested memory"
-    suggested_use_all_bytes          "`--kv-cache-memory=169914314752` to fully utilize gpu memory"
-    kv_cache_in_use_bytes, _gib      "Current kv cache memory in use is 152379699200 bytes", "… is 27.85 GiB"
-    kv_cache_reserved_gib            "reserved 20.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes";
-                                     "Explicitly set (0.06/11.21) GiB for KV cache on node 0";
-                                     "the rest of the memory reserved for KV Cache is 1.57GiB"
+Sizes are in GiB as printed, rounded to two decimals. Values printed in bytes stay in bytes. The alternatives of a fact
+are its wordings: "total_gpu_memory", "take" and "takes" are of the engine of before V1, "Initial free memory",
+"Requested memory" and "increase memory" of releases since 0.9 that log DEBUG. memory_consumed_gib, of weights and
+non-torch memory together, is printed since 0.27. With memory_graphs_are_reserved the estimate is kept free of KV.
 """
 
 from __future__ import annotations

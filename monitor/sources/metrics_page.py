@@ -6,37 +6,36 @@ A scrape that fails is counted and leaves a gap. The next one goes on from there
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Final
 
-import httpx
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.monitor.bounded_http import BodyTooLong, CompressedBody, bounded_client, describe_failure, status_text
-from kvscope.monitor.events import limits
-from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.samples import Fact, Record, Sample
-from kvscope.monitor.sources.exposition import (
+from ..base import limits
+from ..base.bounded_http import BoundedClient, HttpFailed, HttpTimeout, status_text
+from ..base.http_url import address_of, shown
+from ..contract.event_log import Clock
+from ..contract.samples import Fact, Record, Sample
+from .exposition import (
     CONFIGURATION,
     DURATIONS,
     FIELDS,
     NONE_KNOWN,
     NONE_VALID,
+    PROCESS_CPU,
     ExposedBuckets,
     ExposedEngine,
     ExposedFigures,
     Sampler,
-    address_of,
     dialect_of,
     engine_of,
     facts_of,
     put_bucket,
     put_figure,
-    shown,
+    put_process_cpu,
 )
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceStatus
-from kvscope.monitor.sources.targets import TargetKind
+from .source import POLL_WAIT_S, Source, SourceError, SourceStatus
+from .targets import TargetKind
 
 EVERY_S: Final = 5.0
 """Between scrapes, where a page is watched for good: a page costs an engine's front end 10 to 60 ms."""
@@ -61,11 +60,11 @@ class MetricsPage(Source):
         self.failing = False
         """Whether the last scrape failed."""
         self._address = address
-        self._instance = address.netloc.decode()
+        self._instance = address.netloc
         self._timeout_s = self.blocks_s = timeout_s
         self._every_ns = round(every_s * 1e9)
         self._clock = clock
-        self._client = bounded_client(timeout_s)
+        self._client = BoundedClient(timeout_s)
         self._samplers: dict[ExposedEngine, Sampler] = {}
         self._seen_ns: dict[ExposedEngine, int] = {}
         self.left_out = 0
@@ -127,44 +126,35 @@ class MetricsPage(Source):
 
     def _get(self) -> str:
         try:
-            response = self._client.get(self._address)
-            if not response.is_success:
-                message = f"{self.url} answers {status_text(response.status_code)}"
-                if response.status_code == httpx.codes.NOT_FOUND:
-                    message += ": an engine's page is at http://HOST:PORT/metrics"
-                if response.has_redirect_location:
-                    message += ": kvscope follows no redirects: give the address that it leads to"
-                raise BadPage(message)
-        except httpx.TimeoutException as error:
+            answer = self._client.ask("GET", self._address)
+        except HttpTimeout as error:
             raise BadPage(
-                f"{self.url} did not answer within {self._timeout_s:g} s. A busy front end can take seconds for a"
+                f"{self.url} {error}. A busy front end can take seconds for a"
                 " scrape: try a longer --timeout. A frozen one never answers: check with ps -o stat= -p PID"
             ) from error
-        except BodyTooLong as error:
-            raise BadPage(
-                f"{self.url} has more than {limits.ANSWER_BYTES >> 20} MiB: no engine's metrics page has"
-            ) from error
-        except CompressedBody as error:
-            raise BadPage(f"{self.url}: {error}") from error
-        except httpx.HTTPError as error:
-            raise BadPage(
-                f"{self.url} does not answer ({describe_failure(error)}): is the engine's server running there?"
-            ) from error
-        return response.content.decode("utf-8", errors="replace")
-
-    def _families(self, text: str) -> Iterable[Metric]:
-        """Parse a page."""
-        return text_string_to_metric_families(text)
+        except HttpFailed as error:
+            raise BadPage(f"{self.url} {error}: is an engine's server running there?") from error
+        if not answer.is_success:
+            message = f"{self.url} answers {status_text(answer.status)}"
+            if answer.status == HTTPStatus.NOT_FOUND:
+                message += ": an engine's page is at http://HOST:PORT/metrics"
+            if answer.status // 100 == 3:
+                message += ": kvscope follows no redirects: give the address that it leads to"
+            raise BadPage(message)
+        return answer.body.decode("utf-8", errors="replace")
 
     def _read(self, text: str, at_ns: int) -> list[Sample | Fact]:
         figures: dict[ExposedEngine, ExposedFigures] = {}
         buckets: dict[ExposedEngine, ExposedBuckets] = {}
         configurations: dict[str, dict[str, str]] = {}
         names = set()
+        cpu_s: float | None = None
         try:
-            for family in self._families(text):
+            for family in text_string_to_metric_families(text):
                 for series in family.samples:
                     names.add(series.name)
+                    if series.name == PROCESS_CPU:
+                        cpu_s = series.value
                     engine = engine_of(series.labels, self._instance)
                     if series.name == CONFIGURATION:
                         configurations[engine.rank] = series.labels
@@ -191,6 +181,7 @@ class MetricsPage(Source):
                 self.left_out += 1
                 continue
             self._seen_ns[engine] = at_ns
+            put_process_cpu(values, cpu_s)
             if is_new:
                 self._samplers[engine] = Sampler(engine, "metrics")
                 records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))

@@ -13,31 +13,31 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-import httpx
 import msgspec
 
-from kvscope.monitor.bounded_http import bounded_client, describe_failure, status_text
-from kvscope.monitor.events.samples import Record, Sample
-from kvscope.monitor.sources.exposition import (
+from ..base.bounded_http import BoundedClient, HttpFailed, HttpTimeout, status_text
+from ..base.http_url import HttpUrl, address_of, shown
+from ..base.text import counted
+from ..contract.samples import Record, Sample
+from .exposition import (
     CONFIGURATION,
     DURATIONS,
     FIELDS,
     NONE_KNOWN,
+    PROCESS_CPU,
     ExposedBuckets,
     ExposedEngine,
     ExposedFigures,
     Sampler,
-    address_of,
     dialect_of,
     engine_of,
     facts_of,
     put_bucket,
     put_figure,
-    shown,
+    put_process_cpu,
 )
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
-from kvscope.monitor.sources.targets import TargetKind
-from kvscope.monitor.text import counted
+from .source import POLL_WAIT_S, Source, SourceError, SourceOptions, SourceStatus
+from .targets import TargetKind
 
 UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 DEFAULT_PAST_S: Final = 7200.0
@@ -97,7 +97,7 @@ class PrometheusHistory(Source):
     has_past = True
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        address_of(url)
+        self._address = address_of(url)
         self._url = url
         self._options = options
         self._every_s = options.interval_s or FOLLOW_EVERY_S
@@ -203,13 +203,12 @@ class PrometheusHistory(Source):
         if the server refuses them.
         step_s: as it was every so many seconds (0: each scrape). instance: of this one alone.
         """
-        quoted = instance.replace("\\", "\\\\").replace('"', '\\"')
-        only = f',instance="{quoted}"' if instance else ""
+        only = f',instance="{_promql_text(instance)}"' if instance else ""
         every = f":{step_s}s" if step_s else ""
 
         def asked(span_s: int, *names: str) -> list[_StoredSeries]:
             query = f'{{__name__=~"{"|".join(names)}"{only}}}[{span_s}s{every}]'
-            return _ask(self._url, query, self._options.timeout_s, until_s)
+            return _ask(self._address, query, self._options.timeout_s, until_s)
 
         series = asked(seconds, *FIELDS, CONFIGURATION)
         bucket_series: list[_StoredSeries] = []
@@ -218,8 +217,16 @@ class PrometheusHistory(Source):
             span_s = min(seconds, max(seconds * MANY_STORED // max(stored, 1), DURATIONS_S))
             with suppress(BadHistory):
                 bucket_series = asked(span_s, *DURATIONS)
+        instances = sorted({re.escape(one.metric["instance"]) for one in series if "instance" in one.metric})
+        cpu_series: list[_StoredSeries] = []
+        if instances:  # of these alone: every other exporter has this series, too
+            query = f'{PROCESS_CPU}{{instance=~"{_promql_text("|".join(instances))}"}}[{seconds}s{every}]'
+            with suppress(BadHistory):
+                cpu_series = _ask(self._address, query, self._options.timeout_s, until_s)
         try:
-            records = sorted(self._new_records(series, bucket_series), key=lambda found: found[0])
+            records = sorted(
+                self._new_records(series, bucket_series, _process_cpu(cpu_series)), key=lambda found: found[0]
+            )
         except (ValueError, ArithmeticError) as error:
             raise BadHistory(
                 f"{shown(self._url)} has a sample whose time or value is not a number ({type(error).__name__})"
@@ -231,7 +238,10 @@ class PrometheusHistory(Source):
         return [record for _, record in records]
 
     def _new_records(
-        self, all_series: list[_StoredSeries], bucket_series: list[_StoredSeries]
+        self,
+        all_series: list[_StoredSeries],
+        bucket_series: list[_StoredSeries],
+        cpu_s: dict[tuple[str, int], float],
     ) -> Iterator[tuple[int, Record]]:
         """Yield each with its time, in ns."""
         moments: dict[ExposedEngine, dict[int, ExposedFigures]] = {}
@@ -251,6 +261,8 @@ class PrometheusHistory(Source):
         for engine, figures_at in moments.items():
             if not any(figures_at.values()):
                 continue
+            for at_ms, figures in figures_at.items():
+                put_process_cpu(figures, cpu_s.get((engine.instance, at_ms)))
             if engine not in self._samplers:
                 self._samplers[engine] = Sampler(engine, "prometheus")
                 began_ns = min(figures_at) * 1_000_000
@@ -275,6 +287,19 @@ class PrometheusHistory(Source):
                     yield at_ns, sample
 
 
+def _promql_text(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _process_cpu(all_series: list[_StoredSeries]) -> dict[tuple[str, int], float]:
+    """Return the CPU time of the servers, by instance and by the time of the scrape in ms."""
+    return {
+        (series.metric.get("instance", ""), round(at_s * 1000)): float(value)
+        for series in all_series
+        for at_s, value in series.values
+    }
+
+
 def _exposed_buckets(all_series: list[_StoredSeries]) -> dict[ExposedEngine, dict[int, ExposedBuckets]]:
     """Return the histograms of each engine, by the time of the scrape in ms."""
     found: dict[ExposedEngine, dict[int, ExposedBuckets]] = {}
@@ -286,26 +311,22 @@ def _exposed_buckets(all_series: list[_StoredSeries]) -> dict[ExposedEngine, dic
     return found
 
 
-def _ask(url: str, query: str, timeout_s: float, at_s: float) -> list[_StoredSeries]:
+def _ask(url: HttpUrl, query: str, timeout_s: float, at_s: float) -> list[_StoredSeries]:
     try:
-        with bounded_client(timeout_s) as client:
-            response = client.get(f"{url.rstrip('/')}/api/v1/query", params={"query": query, "time": at_s})
-    except httpx.TimeoutException as error:
-        raise BadHistory(
-            f"{shown(url)} did not answer within {timeout_s:g} s: ask for less (--since) or wait longer (--timeout)"
-        ) from error
-    except httpx.HTTPError as error:
-        raise BadHistory(
-            f"{shown(url)} does not answer ({describe_failure(error)}): is a Prometheus server running there?"
-        ) from error
+        with BoundedClient(timeout_s) as client:
+            answer = client.ask("GET", url.below("/api/v1/query", {"query": query, "time": at_s}))
+    except HttpTimeout as error:
+        raise BadHistory(f"{url} {error}: ask for less (--since) or wait longer (--timeout)") from error
+    except HttpFailed as error:
+        raise BadHistory(f"{url} {error}: is a Prometheus server running there?") from error
     try:
-        answer = msgspec.json.decode(response.content, type=_PrometheusAnswer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        stored = answer.decoded(_PrometheusAnswer)
+    except HttpFailed as error:
         raise BadHistory(
-            f"{shown(url)} does not answer as a Prometheus server does ({response.status_code}). Give its base"
+            f"{url} does not answer as a Prometheus server does ({answer.status}). Give its base"
             " address, such as http://127.0.0.1:9090"
         ) from error
-    if answer.status != "success" or answer.data is None:
-        kind = answer.error_type if answer.error_type in ERROR_TYPES else status_text(response.status_code)
-        raise BadHistory(f"{shown(url)} refuses the query ({kind}): see its log for the reason")
-    return answer.data.result
+    if stored.status != "success" or stored.data is None:
+        kind = stored.error_type if stored.error_type in ERROR_TYPES else status_text(answer.status)
+        raise BadHistory(f"{url} refuses the query ({kind}): see its log for the reason")
+    return stored.data.result

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from kvscope.monitor.errors import KvscopeError
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.sample_codec import decode_observed
-from kvscope.monitor.events.samples import Record
-from kvscope.monitor.events.wire import Batch, ContractError, Frame, Keyframe, NewerVersion, NotAFrame, decode
-from kvscope.monitor.sources.source import POLL_WAIT_S, Source, SourceOptions, SourceStatus
-from kvscope.monitor.sources.support_bundle import EVENTS_FOLDER, NotABundle, unpack_events
-from kvscope.monitor.sources.targets import TargetKind
+from ..contract import journal
+from ..contract.samples import Record, decode_observed
+from ..contract.wire import Batch, Frame, Keyframe, NewerVersion, NotAFrame, decode
+from .source import POLL_WAIT_S, Source, SourceOptions, SourceStatus
+from .support_bundle import EVENTS_FOLDER, NotABundle, unpack_events
+from .targets import TargetKind
 
+Answer = TypeVar("Answer")
 AT_ONCE: Final = 200
 """Records that one poll brings, so that others have a turn."""
 
@@ -163,14 +162,11 @@ class Bundle(Source):
 
     def open(self) -> None:
         """Unpack it. Raises NotABundle."""
-        self._opened()
+        self._read(lambda _recording: None)
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
         """Return the next records. Raises NewerVersion and NotABundle."""
-        try:
-            return self._opened().poll(timeout_s)
-        except (journal.NotAJournal, NewerVersion) as error:
-            raise self._refusal(error) from error
+        return self._read(lambda recording: recording.poll(timeout_s))
 
     def status(self) -> SourceStatus:
         """Report how far it was read and what of it is damaged."""
@@ -180,10 +176,7 @@ class Bundle(Source):
 
     def bounds(self) -> tuple[int, int]:
         """Return when its records begin and end. Raises NewerVersion and NotABundle."""
-        try:
-            return self._opened().bounds()
-        except (journal.NotAJournal, NewerVersion) as error:
-            raise self._refusal(error) from error
+        return self._read(Recording.bounds)
 
     def close(self) -> None:
         """Remove what was unpacked."""
@@ -192,22 +185,24 @@ class Bundle(Source):
             self._folder.cleanup()
             self._folder = None
 
-    def _refusal(self, error: ContractError) -> KvscopeError:
-        """Return an error that names the bundle: the folder that it is unpacked in is gone when it is read."""
-        if isinstance(error, NewerVersion):
-            return NewerVersion(f"{self._path}: {str(error).rpartition(f'{journal.SUFFIX}: ')[2]}")
-        return NotABundle(f"{self._path}: a file in its {EVENTS_FOLDER} is not a segment of a kvscope journal")
+    def _read(self, read: Callable[[Recording], Answer]) -> Answer:
+        """Read what is unpacked. An error names the bundle: the folder is gone when a person reads it."""
+        try:
+            if self._recording is None:
+                self._recording = self._unpacked()
+            return read(self._recording)
+        except NewerVersion as error:
+            raise NewerVersion(f"{self._path}: {str(error).rpartition(f'{journal.SUFFIX}: ')[2]}") from error
+        except journal.NotAJournal as error:
+            raise NotABundle(
+                f"{self._path}: a file in its {EVENTS_FOLDER} is not a segment of a kvscope journal"
+            ) from error
 
-    def _opened(self) -> Recording:
-        if self._recording is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="kvscope-bundle-")
-            try:
-                unpack_events(self._path, Path(self._folder.name))
-                self._recording = Recording(Path(self._folder.name))
-            except journal.NotAJournal as error:
-                self.close()
-                raise self._refusal(error) from error
-            except BaseException:
-                self.close()
-                raise
-        return self._recording
+    def _unpacked(self) -> Recording:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvscope-bundle-")
+        try:
+            unpack_events(self._path, Path(self._folder.name))
+            return Recording(Path(self._folder.name))
+        except BaseException:
+            self.close()
+            raise

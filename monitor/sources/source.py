@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvscope.monitor.errors import BadTarget, CannotTell
-from kvscope.monitor.events.samples import Record, Sample
-from kvscope.monitor.events.wire import ContractError, Frame, encode
+from ..base.errors import BadTarget, CannotTell
+from ..contract.samples import Record, Sample
+from ..contract.wire import ContractError, Frame, encode
 
 POLL_WAIT_S: Final = 0.25
 """How long one poll waits for records. What comes ends the wait."""
@@ -99,6 +99,8 @@ class Source(Protocol):
     """Whether it brings an engine's event stream, every event of it."""
     grows: bool = True
     """Whether it can be followed."""
+    sends_when_idle: bool = True
+    """Whether an engine without requests is heard, too, so that silence means that none is there."""
     blocks_s: float = 0.0
     """For how long a poll may block beyond the time it is given: the timeout of a request."""
 

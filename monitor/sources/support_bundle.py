@@ -1,13 +1,72 @@
-"""A support bundle: an anonymized zip with a part of an engine's events, and the findings in them."""
+"""Zip archives from elsewhere, and the support bundle: an anonymized zip with a part of an engine's events.
+
+Members are read in pieces and within bounds, and only stored and deflated ones: those are what kvscope, logging tools
+and browsers write, and a decoder of another kind is one more that damage can upset.
+"""
 
 from __future__ import annotations
 
+import lzma
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events import journal, limits
-from kvscope.monitor.sources.zip_members import ZIP_DAMAGE, members_of, pieces_of
+from ..base import limits
+from ..base.errors import BadTarget
+from ..contract import journal
+
+ZIP_DAMAGE: Final = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
+"""Errors of reading a damaged, encrypted or forged zip."""
+PIECE_BYTES: Final = 1 << 20
+_ENCRYPTED: Final = 1
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def members_of(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the files in a zip, which is opened once for all of them: to open it is to read all their names.
+
+    Raises BadZipFile for too many members.
+    """
+    members = [each for each in archive.infolist() if not each.is_dir()]
+    if len(members) > limits.ARCHIVE_MEMBERS:
+        raise zipfile.BadZipFile(f"it has more than {limits.ARCHIVE_MEMBERS:,} members")
+    return members
+
+
+def opened_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
+    """Open a member for reading. Raises ZIP_DAMAGE, BadZipFile also for an encrypted or otherwise packed one."""
+    if member.flag_bits & _ENCRYPTED:
+        raise zipfile.BadZipFile("a member is encrypted")
+    if member.compress_type not in _METHODS:
+        raise zipfile.BadZipFile("a member is neither stored nor deflated")
+    return archive.open(member)
+
+
+def pieces_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Yield the content of a bundle's member in pieces. Raises ZIP_DAMAGE, BadZipFile also beyond its bound."""
+    left = member.compress_size * limits.BUNDLE_RATIO + limits.BUNDLE_SLACK_BYTES
+    with opened_member(archive, member) as file:
+        while piece := file.read(PIECE_BYTES):
+            left -= len(piece)
+            if left < 0:
+                raise zipfile.BadZipFile(f"a member unpacks to more than {limits.BUNDLE_RATIO} times its size")
+            yield piece
+
 
 EVENTS_FOLDER: Final = "events/"
 """The folder in it that is a journal."""
@@ -30,7 +89,8 @@ def is_bundle(path: Path) -> bool:
     with path.open("rb") as file:
         beginning = file.read(BEGINNING_BYTES)
     try:
-        names = [member.filename for member in members_of(path)]
+        with zipfile.ZipFile(path) as archive:
+            names = [member.filename for member in members_of(archive)]
     except ZIP_DAMAGE:
         return True  # reading it explains why
     written = sum(name.encode() in beginning for name in OTHER_MEMBERS)
@@ -41,11 +101,20 @@ def unpack_events(path: Path, directory: Path) -> None:
     """Write the journal that is in the bundle at `path` into `directory`. Raises NotABundle."""
     left = limits.BUNDLE_BYTES
     try:
-        for member in members_of(path):
-            name = Path(member.filename).name
-            if member.filename.startswith(EVENTS_FOLDER) and name.endswith(journal.SUFFIX):
-                with (directory / name).open("wb") as file:
-                    for piece in pieces_of(path, member):
+        with zipfile.ZipFile(path) as archive:
+            segments = [
+                member
+                for member in members_of(archive)
+                if member.filename.startswith(EVENTS_FOLDER) and member.filename.endswith(journal.SUFFIX)
+            ]
+            if len(segments) > limits.BUNDLE_SEGMENTS:
+                raise NotABundle(
+                    f"{path} has {len(segments):,} segments. A bundle has one for each epoch of an engine, and"
+                    f" {limits.BUNDLE_SEGMENTS:,} at most"
+                )
+            for member in segments:
+                with (directory / Path(member.filename).name).open("wb") as file:
+                    for piece in pieces_of(archive, member):
                         left -= len(piece)
                         if left < 0:
                             raise NotABundle(f"{path}: its events are more than {limits.BUNDLE_BYTES >> 30} GiB")

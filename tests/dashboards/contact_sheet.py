@@ -24,16 +24,7 @@ from playwright.sync_api import sync_playwright
 from plotly.offline import get_plotlyjs
 
 from kvscope.dashboards.grafana.pages import GENERATED_PAGES, PAGES
-from tests.dashboards.programs import (
-    ROOT,
-    Prometheus,
-    answers,
-    free_port,
-    program,
-    quick_prometheus,
-    running,
-    until,
-)
+from tests.dashboards.programs import ROOT, Prometheus, answers, free_port, program, quick_prometheus, running, until
 from tests.dashboards.scene import filled_in, lab, service, vllm_page
 from tests.receiving import Server
 from tests.web.parts import CHROMIUM_FLAGS

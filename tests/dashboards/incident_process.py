@@ -14,8 +14,8 @@ import sys
 import time
 
 from kvscope.engine.requests.request import Request
-from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.probes.publisher import Publisher, replay_endpoint_for
 
 TOTAL = 101
 BLOCK_SIZE = 4

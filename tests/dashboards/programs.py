@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpx2
 import pytest
 import yaml
 
@@ -70,7 +70,7 @@ def until(ready: Callable[[], Any], what: str, needs: subprocess.Popen[bytes], s
     while time.monotonic() < deadline and needs.poll() is None:
         try:
             answer = ready()
-        except httpx.TransportError:
+        except httpx2.TransportError:
             answer = None
         if answer:
             return answer
@@ -86,7 +86,7 @@ def service_command(events: str, port: int, *more: str) -> list[str]:
 
 def answers(url: str) -> bool:
     """Whether a page is there."""
-    return httpx.get(url, trust_env=False).is_success
+    return httpx2.get(url, trust_env=False).is_success
 
 
 def quick_prometheus(folder: Path, target: str, vllm: str = "") -> Path:
@@ -139,6 +139,6 @@ class Prometheus:
         return set(self._get(f"/api/v1/label/{label}/values", params))
 
     def _get(self, path: str, params: Mapping[str, str | float]) -> Any:
-        answer = httpx.get(f"{self.url}{path}", params=dict(params), trust_env=False).json()
+        answer = httpx2.get(f"{self.url}{path}", params=dict(params), trust_env=False).json()
         assert answer["status"] == "success", answer
         return answer["data"]

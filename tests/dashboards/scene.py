@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvscope.lab.recorded_pages import page, rows, served, whole_page
 from tests.dashboards.programs import free_port, service_command
-from tests.pages import page, rows, served, whole_page
 
 GRACES = tuple(
     part

@@ -6,11 +6,12 @@ import json
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import pytest
 import yaml
 
@@ -19,16 +20,20 @@ from kvscope.monitor.detectors.registry import CATALOGUE
 from tests.dashboards.programs import ROOT, answers, free_port, program, running, until
 
 CONFIG = ROOT / "dashboards" / "alertmanager" / "alertmanager.yml"
-RULES = [rule for group in yaml.safe_load(GENERATED_RULES.read_text())["groups"] for rule in group["rules"]]
 GONE, STALLED, LEAKING = "gone@host:1/0", "stalled@host:2/0", "leaking@host:3/0"
 Labels = dict[str, str]
+
+
+@cache
+def alerting_rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(GENERATED_RULES.read_text())["groups"] for rule in group["rules"]]
 
 
 def alert(name: str, engine: str, **wanted: str) -> Labels:
     """What the rule of that name and those labels makes of an engine."""
     (labels,) = (
         rule["labels"]
-        for rule in RULES
+        for rule in alerting_rules()
         if rule.get("alert") == name and all(rule["labels"].get(key, value) == value for key, value in wanted.items())
     )
     return {**labels, **wanted, "alertname": name, "engine": engine}
@@ -39,18 +44,29 @@ def finding_alert(engine: str, code: str) -> Labels:
     return {**alert("KvscopeFinding", engine, code=code), "severity": CATALOGUE[code].severity}
 
 
-LEAKS = [
-    finding_alert(GONE, rule["labels"]["code"])
-    for rule in RULES
-    if rule.get("labels", {}).get("code", "").startswith("leak.")
-]
-SILENT = alert("KvscopeBlind", GONE, why="no events are received")
-STALL = finding_alert(STALLED, "stuck.engine-stalled")
-BURNS = [alert("KvscopeGoodputBurn", STALLED, severity=severity) for severity in ("critical", "error", "warning")]
-LEAK = finding_alert(LEAKING, "leak.finished-held")
-FAST, SLOW = (alert("KvscopeQueueTimeBurn", LEAKING, severity=severity) for severity in ("critical", "warning"))
-TOLD = {"page": [SILENT, STALL, FAST], "ticket": [LEAK]}
-SILENCED = [*LEAKS, *BURNS, SLOW]
+class GivenAlerts(NamedTuple):
+    """The alerts that Alertmanager is given: by the receiver that is to get them, and those that another silences."""
+
+    sent: dict[str, list[Labels]]
+    silenced: list[Labels]
+
+    def active(self) -> list[Labels]:
+        return [labels for all_labels in self.sent.values() for labels in all_labels]
+
+
+@cache
+def given_alerts() -> GivenAlerts:
+    leaks = [
+        finding_alert(GONE, rule["labels"]["code"])
+        for rule in alerting_rules()
+        if rule.get("labels", {}).get("code", "").startswith("leak.")
+    ]
+    silent = alert("KvscopeBlind", GONE, why="no events are received")
+    stall = finding_alert(STALLED, "stuck.engine-stalled")
+    burns = [alert("KvscopeGoodputBurn", STALLED, severity=severity) for severity in ("critical", "error", "warning")]
+    leak = finding_alert(LEAKING, "leak.finished-held")
+    fast, slow = (alert("KvscopeQueueTimeBurn", LEAKING, severity=severity) for severity in ("critical", "warning"))
+    return GivenAlerts({"page": [silent, stall, fast], "ticket": [leak]}, [*leaks, *burns, slow])
 
 
 @pytest.fixture(scope="module")
@@ -98,35 +114,37 @@ def alertmanager(
     ]
     with running(arguments, folder / "alertmanager.log") as process:
         until(lambda: answers(f"http://{own}/-/ready"), "Alertmanager is ready", process)
-        given = [{"labels": labels} for labels in (SILENT, STALL, FAST, LEAK, *SILENCED)]
-        httpx.post(f"http://{own}/api/v2/alerts", json=given, trust_env=False).raise_for_status()
-        wanted = [(path, labels) for path, all_labels in TOLD.items() for labels in all_labels]
+        given = [{"labels": labels} for labels in (*given_alerts().active(), *given_alerts().silenced)]
+        httpx2.post(f"http://{own}/api/v2/alerts", json=given, trust_env=False).raise_for_status()
+        wanted = [(path, labels) for path, all_labels in given_alerts().sent.items() for labels in all_labels]
         until(lambda: all(one in received[1] for one in wanted), "what is to be told is told", process)
         yield f"http://{own}"
 
 
 def test_what_another_explains_is_silenced_by_it(alertmanager: str) -> None:
-    alerts: list[dict[str, Any]] = httpx.get(f"{alertmanager}/api/v2/alerts", trust_env=False).json()
+    alerts: list[dict[str, Any]] = httpx2.get(f"{alertmanager}/api/v2/alerts", trust_env=False).json()
     state = {frozenset(one["labels"].items()): one["status"] for one in alerts}
-    for labels in SILENCED:
+    for labels in given_alerts().silenced:
         status = state[frozenset(labels.items())]
         assert status["state"] == "suppressed", labels
         assert status["inhibitedBy"]
-    for labels in (SILENT, STALL, FAST, LEAK):
+    for labels in given_alerts().active():
         assert state[frozenset(labels.items())]["state"] == "active", labels
 
 
+@pytest.mark.smoke
 def test_each_alert_reaches_its_receiver_and_no_other(
     alertmanager: str, received: tuple[str, list[tuple[str, Labels]]]
 ) -> None:
     assert alertmanager
-    reported = {path: [labels for at, labels in received[1] if at == path] for path in TOLD}
-    for path, wanted in TOLD.items():
-        assert sorted(map(str, map(sorted, (one.items() for one in reported[path])))) == sorted(
+    for path, wanted in given_alerts().sent.items():
+        reported = [labels for at, labels in received[1] if at == path]
+        assert sorted(map(str, map(sorted, (one.items() for one in reported)))) == sorted(
             map(str, map(sorted, (one.items() for one in wanted)))
         )
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_amtool_accepts_the_configuration(tmp_path: Path) -> None:
     amtool = program("amtool", "prometheus-alertmanager")
     reported = subprocess.run([amtool, "check-config", str(CONFIG)], capture_output=True, text=True, check=False)

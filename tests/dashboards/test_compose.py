@@ -12,21 +12,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 
-from tests.dashboards.programs import (
-    PROMETHEUS,
-    ROOT,
-    TOKEN,
-    Prometheus,
-    answers,
-    free_port,
-    program,
-    running,
-    until,
-)
+from tests.dashboards.programs import PROMETHEUS, ROOT, TOKEN, Prometheus, answers, free_port, program, running, until
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 LASTING = {name: service for name, service in SERVICES.items() if service["restart"] != "no"}
@@ -106,6 +96,7 @@ def _docker_compose(*profiles: str, **variables: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_docker_compose_accepts_the_file() -> None:
     secrets = {"KVSCOPE_TOKEN": TOKEN, "GRAFANA_PASSWORD": "another"}
     plain, fleet = _docker_compose(**secrets), _docker_compose("fleet", **secrets)
@@ -115,6 +106,7 @@ def test_docker_compose_accepts_the_file() -> None:
     assert {"engine", "monitor"} <= started[0]
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_without_a_token_it_refuses_and_says_what_to_do() -> None:
     reported = _docker_compose()
     assert reported.returncode != 0
@@ -122,6 +114,7 @@ def test_without_a_token_it_refuses_and_says_what_to_do() -> None:
     assert "openssl rand" in reported.stderr
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> None:
     """One request to the engine is seen by Prometheus, by way of the socket and the token."""
     program("prometheus", "prometheus")
@@ -138,9 +131,9 @@ def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> 
         until(lambda: answers(f"http://{here.prometheus}/-/ready"), "Prometheus is ready", server)
         for service in ("engine", "monitor"):
             subprocess.run(here.health(service), check=True)
-        assert httpx.get(f"http://{here.monitor}/metrics", trust_env=False).status_code == httpx.codes.UNAUTHORIZED
+        assert httpx2.get(f"http://{here.monitor}/metrics", trust_env=False).status_code == httpx2.codes.UNAUTHORIZED
         wanted = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8}
-        answer = httpx.post(f"http://{here.engine}/v1/completions", json=wanted, trust_env=False, timeout=60)
+        answer = httpx2.post(f"http://{here.engine}/v1/completions", json=wanted, trust_env=False, timeout=60)
         assert answer.is_success, answer.text
         seen = Prometheus(f"http://{here.prometheus}")
         until(lambda: any(seen.values("kvscope_output_tokens_total")), "Prometheus has seen the tokens", server)
@@ -149,6 +142,7 @@ def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> 
     assert "Traceback" not in (tmp_path / "engine.log").read_text() + (tmp_path / "monitor.log").read_text()
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_the_agent_of_the_profile_publishes_what_its_hub_shows(tmp_path: Path) -> None:
     here = Here(tmp_path)
     if not (PYTHON / "nats-server").exists():
@@ -168,13 +162,14 @@ def test_the_agent_of_the_profile_publishes_what_its_hub_shows(tmp_path: Path) -
         bearer = {"authorization": f"Bearer {TOKEN}"}
 
         def engines() -> set[str]:
-            answer = httpx.get(f"http://{here.hub}/api/fleet_overview", headers=bearer, trust_env=False)
+            answer = httpx2.get(f"http://{here.hub}/api/fleet_overview", headers=bearer, trust_env=False)
             return {each["engine"] for each in answer.json()["engines"]}
 
         until(lambda: engines() == {"tiny@engine:8000/0"}, "the hub shows the engine", hub)
     assert "Traceback" not in (tmp_path / "agent.log").read_text() + (tmp_path / "hub.log").read_text()
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
     here = Here(tmp_path)
@@ -242,7 +237,7 @@ def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
     home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert (mounted[str(home.parent)] / home.name).is_file()
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    url = httpx.URL(source["url"])
+    url = httpx2.URL(source["url"])
     assert SERVICES[url.host]["ports"][0].endswith(f":{url.port}")
     scraped_every = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert source["jsonData"]["timeInterval"] == scraped_every
@@ -250,35 +245,25 @@ def test_what_is_mounted_is_there_and_is_where_grafana_looks_for_it() -> None:
 
 @pytest.mark.slow
 def test_the_images_pip_line_and_its_command_run(tmp_path: Path) -> None:
-    """Where the image runs pip, there is what was copied until then; the rest comes later. Here it installs kvscope
-    alone, beside what this environment has.
-    """
+    """Where the image installs kvscope, there is what is let in. Here it stands beside what this environment has."""
     lines = (ROOT / "Dockerfile").read_text().splitlines()
-    (pip,) = (number for number, line in enumerate(lines) if "pip install" in line)
+    (pip,) = (number for number, line in enumerate(lines) if line.startswith("RUN") and "--editable" in line)
     image, venv = tmp_path / "image", tmp_path / "venv"
-    for line in lines[:pip]:
-        if line.startswith("COPY "):
-            *sources, target = line.removeprefix("COPY ").split()
-            for source in sources:
-                _copy(source, image / target)
+    assert "COPY . ." in lines[:pip]
+    for source in _let_in():
+        _copy(source, image / (Path(source).parent if (ROOT / source).is_dir() else ""))
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     (packages,) = venv.glob("lib/*/site-packages")
     (packages / "ours.pth").write_text(sysconfig.get_path("purelib"))
     inside = {**os.environ, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
-    offline = {"PIP_ARGS": "--quiet --no-index --no-deps --no-build-isolation"}
-    run = lines[pip].removeprefix("RUN ")
-    assert "PIP_CONSTRAINT=constraints.txt" in run
-    subprocess.run(["sh", "-ec", run], cwd=image, env={**inside, **offline}, check=True)
-    for source in _let_in():
-        _copy(source, image / (Path(source).parent if (ROOT / source).is_dir() else ""))
+    subprocess.run(["sh", "-ec", lines[pip].removeprefix("RUN ")], cwd=image, env=inside, check=True)
     where = "import kvscope.engine as e, kvscope.monitor as m; print(e.__file__, m.__file__)"
     reported = subprocess.run(
         [venv / "bin" / "python", "-c", where], cwd=tmp_path, env=inside, capture_output=True, text=True
     )
-    assert reported.stdout.split() == [
-        str(image / "kvscope" / room / "__init__.py") for room in ("engine", "monitor")
-    ], reported.stderr
-    command = json.loads(lines[-1].removeprefix("CMD "))
+    wanted_files = [str(image / room / "__init__.py") for room in ("engine", "monitor")]
+    assert reported.stdout.split() == wanted_files, reported.stderr
+    (command,) = (json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD "))
     port = free_port()
     wanted = [str(venv / "bin" / command[0]), *command[1:], f"--port={port}", f"--events=ipc://{tmp_path}/events"]
     with running(wanted, tmp_path / "monitor.log", inside) as monitor:
@@ -293,7 +278,6 @@ def _let_in() -> list[str]:
 
 def _copy(source: str, target: Path) -> None:
     """COPY of a file into a folder, or of a folder to a path."""
-    assert source in _let_in()
     if (ROOT / source).is_dir():
         path = target if target.name == Path(source).name else target / Path(source).name
         shutil.copytree(ROOT / source, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))

@@ -11,13 +11,13 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.dashboards.prometheus.rules import GENERATED_RULES, as_yaml
+from kvscope.dashboards.prometheus.rules import GENERATED_RULES, RULES_OF_CHART, as_yaml
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.detectors.findings import runbook, severity_at_least
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.exporters.prometheus import WatchCollector
-from kvscope.monitor.findings import runbook, severity_at_least
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.outputs.prometheus import WatchCollector
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.dashboards.programs import program
-from tests.lab import Lab
 
 RULES = GENERATED_RULES
 ABSENT = "_"
@@ -34,7 +34,8 @@ def test_the_rules_are_well_formed() -> None:
 
 
 def test_the_checked_in_rules_are_the_generated_ones() -> None:
-    assert GENERATED_RULES.read_text() == as_yaml(), "run `python -m kvscope.dashboards.prometheus`"
+    for path in (GENERATED_RULES, RULES_OF_CHART):
+        assert path.read_text() == as_yaml(), "run `python -m kvscope.dashboards.prometheus`"
 
 
 def test_every_code_that_is_more_than_information_has_its_alert_with_its_runbook() -> None:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "kvscope"
 RELEASE, NAMESPACE = "rel", "models"
 CREDENTIALS = {"secret": "team-a", "key": "user.creds"}
+SETUP = {"credentials": {"secret": "team-a-setup", "key": "setup.creds"}}
 URLS = ["tls://nats-0.example:4222", "tls://nats-1.example:4222"]
 MONITORING = {name: {"enabled": True} for name in ("podMonitor", "serviceMonitor", "prometheusRule", "dashboards")}
 OWN_NATS = {"bus": {"enabled": True, "certManager": {"enabled": True}}, "nats": {"enabled": True}}
@@ -22,7 +23,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     "sidecar": {"agent": {"kind": "Sidecar", "sidecar": {"metrics": ["http://127.0.0.1:8000/metrics"]}}},
     "sidecar, an existing NATS": {
         "agent": {"kind": "Sidecar"},
-        "bus": {"enabled": True, "urls": URLS, "credentials": CREDENTIALS},
+        "bus": {"enabled": True, "urls": URLS, "credentials": CREDENTIALS, "setup": SETUP},
         "monitoring": MONITORING,
     },
     "a node each, an existing NATS": {
@@ -32,7 +33,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "urls": URLS,
             "credentials": CREDENTIALS,
             "tls": {"secret": "authority", "ca": "ca.crt"},
-            "setup": {"credentials": {"secret": "admin", "key": "admin.creds"}},
+            "setup": SETUP,
         },
         "hub": {"enabled": True, "replicas": 1, "credentials": {"secret": "team-a-hub", "key": "hub.creds"}},
         "agent": {"config": "keep_days = 3", "tables": "[thresholds]\nleak.finished-held.grace_s = 60"},
@@ -40,7 +41,12 @@ MATRIX: dict[str, dict[str, Any]] = {
     "shared, NATS of its own": {"agent": {"kind": "StatefulSet", "replicas": 4}, **OWN_NATS},
     "shared by client certificate": {
         "agent": {"kind": "StatefulSet"},
-        "bus": {"enabled": True, "urls": URLS, "tls": {"secret": "client", "cert": "tls.crt", "key": "tls.key"}},
+        "bus": {
+            "enabled": True,
+            "urls": URLS,
+            "tls": {"secret": "client", "cert": "tls.crt", "key": "tls.key"},
+            "setup": {"tls": {"secret": "setup", "cert": "tls.crt", "key": "tls.key"}},
+        },
     },
     "one agent without NATS": {"agent": {"kind": "StatefulSet", "replicas": 1}},
     "engines of other namespaces": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -12,28 +13,48 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from nats.errors import Error
 
 from kvscope.dashboards.prometheus.rules import GENERATED_RULES
-from kvscope.monitor import cli
-from kvscope.monitor.configuration.effective import SettingsLayers
-from kvscope.monitor.configuration.hub_settings import hub_config
+from kvscope.monitor.base import limits
+from kvscope.monitor.base.errors import CannotTell
+from kvscope.monitor.fleet.bus_config import BusConfig
+from kvscope.monitor.fleet.bus_subjects import BusRole, permissions_of
+from kvscope.monitor.service.hub_server import hub_config
+from kvscope.monitor.service.settings_file import SettingsLayers
+from kvscope.monitor.terminal import cli
 from tests.dashboards.programs import program
 from tests.deploy.charts import (
     CHART,
+    CREDENTIALS,
     MATRIX,
     MONITORING,
     NAMESPACE,
+    OWN_NATS,
     RELEASE,
     ROOT,
+    SETUP,
     URLS,
     helm,
     of_kind,
     ours,
     rendered,
 )
+from tests.fleet.fleets import hub_of
+from tests.fleet.identities import Authority
+from tests.fleet.nats_servers import one_server, set_up
+from tests.fleet.stored import publish
+from tests.fleet.test_fleet_fold import point_of
+from tests.test_service import until
 
+# nats-py leaves the writer of a connection that it lost to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function StreamWriter:pytest.PytestUnraisableExceptionWarning"
+)
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Issuer", "Certificate"}
 """Kinds of other projects, whose schemas kubernetes-validate has not."""
+AUTHORITY = "ca.crt"
+BUS: dict[str, Any] = {"enabled": True, "urls": URLS, "credentials": CREDENTIALS, "setup": SETUP}
 PODS = ("DaemonSet", "StatefulSet", "Deployment", "Job")
 NATS_SERVER = Path(sys.executable).parent / "nats-server"
 
@@ -86,7 +107,7 @@ def test_kvscope_accepts_the_configuration_and_the_commands(
         for folder in ("credentials", "tls"):
             (tmp_path / "etc" / "kvscope" / folder).mkdir(parents=True, exist_ok=True)
     for folder in (tmp_path / "etc" / "kvscope").glob("*"):
-        for name in ("user.creds", "hub.creds", "ca.crt", "tls.crt", "tls.key"):
+        for name in ("user.creds", "hub.creds", "setup.creds", "ca.crt", "tls.crt", "tls.key"):
             (folder / name).touch()
     for name, text in texts.items():
         path = tmp_path / name
@@ -105,6 +126,15 @@ def mounted_secrets(pod: dict[str, Any]) -> set[str]:
     secrets = {volume["name"] for volume in pod["volumes"] if "secret" in volume}
     mounts = [mount for container in pod["containers"] for mount in container["volumeMounts"]]
     return {mount["mountPath"] for mount in mounts if mount["name"] in secrets}
+
+
+def test_an_agent_requests_the_memory_of_its_engines() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    requested = values["agent"]["resources"]["requests"]["memory"]
+    assert requested == f"{limits.SERVICE_MEMORY_MIB + 16 * limits.SOURCE_MEMORY_MIB}Mi"
+    sidecar = yaml.safe_load((ROOT / "deploy" / "kustomize" / "sidecar" / "pod.yaml").read_text())
+    agent = next(each for each in pod_of(sidecar)["containers"] if each["name"] == "kvscope")
+    assert agent["resources"]["requests"]["memory"] == requested
 
 
 @matrix
@@ -182,14 +212,81 @@ def test_the_dependencys_configuration_is_one_for_nats_server(tmp_path: Path) ->
     assert reported.returncode == 0, reported.stderr
 
 
-def test_a_hub_has_credentials_of_its_own_where_it_is_given_some() -> None:
-    resources = rendered(MATRIX["a node each, an existing NATS"])
-    (hub,) = of_kind(resources, "Deployment")
-    (agent,) = of_kind(resources, "DaemonSet")
-    secrets = [{v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v} for each in (hub, agent)]
-    assert secrets == [{"team-a-hub", "authority"}, {"team-a", "authority"}]
-    (text,) = (each["data"]["hub.toml"] for each in of_kind(resources, "ConfigMap") if "hub.toml" in each["data"])
-    assert 'nats_creds = "/etc/kvscope/credentials/hub.creds"' in text
+@matrix
+def test_no_role_has_what_names_another_to_nats(values: dict[str, Any]) -> None:
+    """Credentials and private keys: a hub, the agents and the setup Job have none in common."""
+    names: list[set[tuple[str, str]]] = []
+    for resource in ours(of_kind(rendered(values), *PODS)):
+        mounted = [volume["secret"] for volume in pod_of(resource)["volumes"] if "secret" in volume]
+        keys = {(each["secretName"], item["key"]) for each in mounted for item in each["items"]}
+        names.append({(secret, key) for secret, key in keys if key != AUTHORITY})
+        assert all(each["defaultMode"] == 0o440 for each in mounted)
+    assert sum(map(len, names)) == len(set().union(*names))
+    if values.get("bus", {}).get("enabled"):
+        assert names
+        assert all(names)
+
+
+def test_agents_of_nodes_keep_their_names_when_their_pods_are_replaced() -> None:
+    (agent,) = of_kind(rendered(MATRIX["a node each, an existing NATS"]), "DaemonSet")
+    (container,) = pod_of(agent)["containers"]
+    assert "--nats-agent=$(KVSCOPE_NODE)" in container["args"]
+    assert "KVSCOPE_NODE" in {each["name"] for each in container["env"]}
+
+
+def allowed_of_chart() -> dict[str, dict[str, Any]]:
+    """What the servers of a release allow, by role."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    users = values["nats"]["config"]["merge"]["authorization"]["users"]
+    return {
+        each["user"].removeprefix("CN=kvscope-"): {verb: rule["allow"] for verb, rule in each["permissions"].items()}
+        for each in users
+    }
+
+
+def test_the_servers_of_a_release_allow_each_role_what_the_command_prints() -> None:
+    allowed = allowed_of_chart()
+    assert allowed == {
+        "agent": permissions_of("default", "agent", share=True),
+        "hub": permissions_of("default", "hub"),
+        "setup": permissions_of("default", "setup"),
+    }
+    (text,) = (
+        each["data"]["nats.conf"]
+        for each in of_kind(rendered(MATRIX["shared, NATS of its own"]), "ConfigMap")
+        if "nats.conf" in each["data"]
+    )
+    assert "CN=kvscope-setup" in text
+    assert text.count('"verify_and_map": true') == 1
+
+
+@pytest.mark.slow
+def test_a_certificate_of_a_release_makes_its_holder_that_role_and_no_other(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server", "127.0.0.1")
+    files = f'cert_file: "{certificate}", key_file: "{key}", ca_file: "{authority.path}"'
+    users = [
+        {
+            "user": f"CN=kvscope-{role}",
+            "permissions": {verb: {"allow": subjects} for verb, subjects in allowed.items()},
+        }
+        for role, allowed in allowed_of_chart().items()
+    ]
+    settings = f"tls {{ {files}, verify: true, verify_and_map: true }}\nauthorization: {json.dumps({'users': users})}"
+    with one_server(tmp_path / "nats", settings) as server:
+
+        def config(role: BusRole, name: str) -> BusConfig:
+            certificate, key = authority.issue(f"kvscope-{name}")
+            urls = (f"tls://127.0.0.1:{server.port}",)
+            return BusConfig(urls, agent=name, role=role, tls_ca=authority.path, tls_cert=certificate, tls_key=key)
+
+        for role, name in (("agent", "agent"), ("hub", "hub"), ("setup", "stranger")):
+            with pytest.raises((Error, CannotTell)):
+                set_up(config(role, name))  # type: ignore[arg-type]
+        set_up(config("setup", "setup"))
+        with hub_of(config("hub", "hub")) as hub:
+            publish(config("agent", "agent"), [point_of("agent")])
+            until(lambda: hub.query.engines(), "the engine")
 
 
 def test_agents_and_servers_of_one_release_find_each_other() -> None:
@@ -260,6 +357,9 @@ def test_every_dashboard_is_there_as_it_was_generated() -> None:
         ({"bus": {"urls": ["nats://elsewhere:4222"]}}, "/bus/urls/0"),
         ({"bus": {"enabled": True}}, "name bus.urls, or set nats.enabled=true"),
         ({"bus": {"enabled": True, "urls": URLS}}, "bus.enabled needs an identity"),
+        ({"bus": BUS, "hub": {"enabled": True}}, "name hub.credentials.secret or hub.tls.secret"),
+        ({"bus": BUS | {"setup": {"credentials": CREDENTIALS}}}, "bus.setup.credentials are those of the agents"),
+        ({**OWN_NATS, "bus": {**OWN_NATS["bus"], "tenant": "team-a"}}, "let roles use the tenant default alone"),
         ({"bus": {"certManager": {"enabled": True}}}, "set nats.enabled=true, or name bus.tls.secret"),
         ({"agent": {"kind": "StatefulSet"}}, "set bus.enabled=true, or agent.replicas=1"),
         ({"agent": {"replicas": 0}}, "/agent/replicas"),

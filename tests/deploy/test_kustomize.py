@@ -11,9 +11,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kvscope.monitor import cli
+from kvscope.monitor.terminal import cli
 from tests.dashboards.programs import program
 from tests.deploy.charts import ROOT
+
+pytestmark = pytest.mark.usefixtures("real_parts")
 
 COMPONENT = ROOT / "deploy" / "kustomize" / "sidecar"
 LABEL = {"llm-d.ai/inferenceServing": "true"}

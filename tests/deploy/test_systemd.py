@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.base import limits
+from kvscope.monitor.base.process_limits import files_of_full_service, threads_of_full_service
 from tests.dashboards.programs import free_port, program, running
 from tests.deploy.charts import ROOT
 
@@ -25,6 +27,7 @@ def of_this_machine(unit: Path, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("real_parts")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_accepts_it_and_finds_it_confined(unit: Path, tmp_path: Path) -> None:
     analyze = program("systemd-analyze", "systemd")
@@ -34,6 +37,18 @@ def test_systemd_accepts_it_and_finds_it_confined(unit: Path, tmp_path: Path) ->
     exposure = [analyze, "security", "--offline=true", "--threshold=20", path]
     reported = subprocess.run(exposure, capture_output=True, text=True, check=False)
     assert reported.returncode == 0, reported.stdout[-500:]
+
+
+def test_the_units_allow_the_files_and_threads_of_a_full_service() -> None:
+    stated = {unit.stem: set(unit.read_text().splitlines()) for unit in UNITS}
+    assert {
+        f"LimitNOFILE={files_of_full_service()}",
+        f"TasksMax={threads_of_full_service()}",
+    } <= stated["kvscope-agent"]
+    assert {
+        f"LimitNOFILE={limits.SERVICE_FILES + limits.SERVICE_CONNECTIONS}",
+        f"TasksMax={limits.SERVICE_THREADS}",
+    } <= stated["kvscope-hub"]
 
 
 @pytest.mark.slow
@@ -47,7 +62,7 @@ def test_the_agent_of_the_unit_is_ready_and_reloads(tmp_path: Path) -> None:
     (tmp_path / "engines.json").write_text("[]")
     command = settings["ExecStart"].replace("/opt/kvscope/bin/monitor", str(MONITOR))
     command = command.replace("/etc/kvscope/agent.toml", str(config))
-    name, _, data = settings["Environment"].partition("=")
+    name, _, data = settings["Environment"].split()[0].partition("=")
     variables = {name: data.replace("%S", str(tmp_path)), "NOTIFY_SOCKET": str(tmp_path / "notify")}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))

@@ -1,8 +1,8 @@
 """How often healthy engines raise a finding by their metrics and log lines alone.
 
 `python -m tests.detectors.healthy_guard --seeds 50 --resume DIR` reads every healthy shape, of paper and of the lab, at
-each interval and in each form, and writes the table of docs/accuracy/metrics.md. test_healthy_metrics.py beside it
-asserts the same of a sample.
+each interval and in each form, and prints a table of what was found. test_healthy_metrics.py beside it asserts the
+same of a sample.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kvscope.monitor.confidence_bounds import rate_bounds
-from kvscope.monitor.incidents.scenarios.healthy_engines import HEALTHY
-from tests.detectors.paper_engine import HEALTHY_ON_PAPER
+from kvscope.lab.paper_engine import HEALTHY_ON_PAPER
+from kvscope.lab.scenarios.healthy_engines import HEALTHY
+from kvscope.monitor.base.confidence_bounds import rate_bounds
 from tests.detectors.test_healthy_metrics import INTERVALS_S, Shape, lab_moments, readings
 
-PAGE: Final = Path(__file__).parent.parent.parent / "docs" / "accuracy" / "metrics.md"
 SHAPES: Final[Mapping[str, Shape]] = {
     **{shape.__name__: shape for shape in HEALTHY_ON_PAPER},
     **{f"lab: {scenario.name}": partial(lab_moments, scenario) for scenario in HEALTHY},
@@ -73,7 +72,7 @@ def merge_guarded(done: dict[tuple[str, int], dict[str, object]], run: dict[str,
 
 
 def main() -> None:
-    """Run what is not there yet, and write the table of all that is."""
+    """Run what is not there yet, and print the table of all that is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--intervals", type=int, nargs="+", default=INTERVALS_S, metavar="S", help="seconds")
@@ -92,18 +91,7 @@ def main() -> None:
             merge_guarded(done, run)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
-    write_guard([*done.values()])
-
-
-def write_guard(runs: Sequence[dict[str, object]]) -> None:
-    """Write the section of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition("<!-- generated: healthy -->\n")
-    after = rest.partition("<!-- /generated -->")[2]
-    shapes = len({run["shape"] for run in runs})
-    origin = f"Written by `python -m tests.detectors.healthy_guard`: {shapes} shapes of engines and loads."
-    section = "\n".join((origin, "", *guard_table(runs)))
-    PAGE.write_text(f"{before}<!-- generated: healthy -->\n{section}\n<!-- /generated -->{after}", encoding="utf-8")
+    print(*guard_table([*done.values()]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.requests.request import Request
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Batch, Run, batch_of
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Kind
+from kvscope.monitor.contract.wire import Batch, Run, batch_of
+from kvscope.monitor.detectors.detector import Settings
 from tests.detectors.spoken import ENGINE as ENGINE
 from tests.detectors.spoken import INSTANT_COPIES as INSTANT_COPIES
 from tests.detectors.spoken import NOTHING_SAID as NOTHING_SAID
@@ -20,7 +21,6 @@ from tests.detectors.spoken import Observer as Observer
 from tests.detectors.spoken import Spoken as Spoken
 from tests.detectors.spoken import value as value
 from tests.detectors.spoken import with_instant_copies
-from tests.lab import Lab
 
 
 class Watched(Observer):

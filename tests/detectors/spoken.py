@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.monitor.contract.description import EngineDescription
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.wire import Batch, decode, encode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.detectors.registry import parse_settings
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.description import EngineDescription
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.wire import Batch, decode, encode
-from kvscope.monitor.findings import FindingReport, severity_at_least
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.publishing.packer import Packer, Vitals
+from kvscope.monitor.probes.packer import Packer, Vitals
+from kvscope.monitor.questions.pipeline import Pipeline
 
 ENGINE = "lab@127.0.0.1:0/0"
 NOTHING_SAID = ("has not spoken", "not heard", 0, -1)

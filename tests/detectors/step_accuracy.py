@@ -1,6 +1,6 @@
 """How well the model of step times fits engines of 1 ms to 30 s a step, and how soon a hang is found in them.
 
-python -m tests.detectors.step_accuracy writes docs/accuracy/step-time.md. Each engine is drawn: its fixed cost
+python -m tests.detectors.step_accuracy prints a table. Each engine is drawn: its fixed cost
 log-uniformly, what tokens, context and attention add, and jitter. The monitor sees its events alone.
 """
 
@@ -10,10 +10,9 @@ import math
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvscope.monitor.state.step_times import StepWork
+from kvscope.monitor.ledger.durations import StepWork
 from tests.detectors.test_step_time import StepCost, Timed, mixed_steps
 
 SEED: Final = 1807
@@ -23,7 +22,6 @@ STEP_RANGE_S: Final = (1e-3, 30.0)
 LONGEST_STEP_S: Final = 60.0
 LOOKS_EVERY_S: Final = 0.5
 """How often the monitor judges: what it finds, it finds so much later."""
-PAGE: Final = Path(__file__).parents[2] / "docs" / "accuracy" / "step-time.md"
 
 
 class StepAccuracy(NamedTuple):
@@ -94,16 +92,14 @@ def measured(count: int = ENGINES, seed: int = SEED) -> Iterator[StepAccuracy]:
         yield measure_engine(drawn_cost(rng), seed + number)
 
 
-def step_time_page(found: list[StepAccuracy]) -> str:
-    """Return the page."""
+def accuracy_table(found: list[StepAccuracy]) -> str:
+    """Return the table as Markdown."""
     errors = sorted(error for one in found for error in one.errors)
     p50, p95 = errors[len(errors) // 2], errors[len(errors) * 95 // 100]
     late = sorted(one.late[1] / max(one.late[0], 1e-9) for one in found if one.late[0] > 2)
-    return f"""# Step times
-
-`python -m tests.detectors.step_accuracy` wrote this page, from {len(found)} engines drawn with seed {SEED}: fixed cost
-{STEP_RANGE_S[0] * 1000:g} ms to {STEP_RANGE_S[1]:g} s, log-uniform, steps up to {LONGEST_STEP_S:g} s longer by tokens,
-context and attention, jitter 1 % to 20 %. The engine's true times are known to the test only.
+    return f"""{len(found)} engines drawn with seed {SEED}: fixed cost {STEP_RANGE_S[0] * 1000:g} ms to
+{STEP_RANGE_S[1]:g} s, log-uniform, steps up to {LONGEST_STEP_S:g} s longer by tokens, context and attention,
+jitter 1 % to 20 %.
 
 | measure | value |
 |---|---|
@@ -124,4 +120,4 @@ if __name__ == "__main__":
     for result in measured():
         results.append(result)
         print(f"{len(results)}: {result.fixed_s:.3g} s, in time {result.in_time}", file=sys.stderr, flush=True)
-    PAGE.write_text(step_time_page(results), encoding="utf-8")
+    print(accuracy_table(results), end="")

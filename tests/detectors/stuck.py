@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.engine.requests.request import Request
-from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.contract.kinds import Cause, Status
 from tests.detectors.leaks import Set, fetching, on
 from tests.detectors.scenes import Watched
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.contract.description import EngineDescription
+from kvscope.monitor.contract.samples import Fact
 from kvscope.monitor.detectors import advice
-from kvscope.monitor.events.description import EngineDescription
-from kvscope.monitor.events.samples import Fact
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 

@@ -3,9 +3,9 @@
 import random
 from bisect import bisect_right
 
-from kvscope.monitor.detectors.collapse.ends_together import ended_since_pause
-from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.contract.kinds import Status
+from kvscope.monitor.detectors.collapse.lockstep import ended_since_pause
+from kvscope.monitor.ledger.records import RequestState
 
 
 def ends(times: list[int], status: Status = Status.FINISHED_STOPPED) -> list[RequestState]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Limit, Load, Status
+from kvscope.monitor.contract.kinds import Cause, Limit, Load, Status
 from tests.detectors.scenes import Spoken
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvscope.monitor.contract.kinds import Cause, Holder, Limit, Preempt, Release, Status
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS
-from kvscope.monitor.events.kinds import Cause, Holder, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Watched, lockstep, value
 from tests.detectors.spoken import Spoken
 

@@ -1,4 +1,4 @@
-"""What is kept for the connector, by what it owes: that it has sent it, or has fetched it (leak/connector_holds.py).
+"""What is kept for the connector, by what it owes: that it has sent it, or has fetched it (leak/deferred_blocks.py).
 
 And leases of the connector (leak.lease-burst, lease_burst.py), which nothing else has.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Holder, Release, Status
+from kvscope.monitor.contract.kinds import Holder, Release, Status
 from tests.detectors.spoken import Spoken, value
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.lab.paper_engine import BEGAN, Moment, log_lines
 from kvscope.monitor.detectors.leak.usage_series import connector_knowledge
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
-from tests.detectors.paper_engine import BEGAN, Moment, log_lines
 from tests.detectors.scenes import value
 
 ARGUMENTS = "INFO 11-20 11:59:00 [utils.py:1] non-default args: {{'model': 'm', {}}}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.analysis.pool_imbalance import find_imbalance
-from kvscope.monitor.events.kinds import Holder, Kind, Limit, Release, Stage, Status
-from kvscope.monitor.events.wire import Run, batch_of
-from kvscope.monitor.ledger import validation
+from kvscope.monitor.contract.kinds import Holder, Kind, Limit, Release, Stage, Status
+from kvscope.monitor.contract.wire import Run, batch_of
+from kvscope.monitor.ledger import invariants
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES
+from kvscope.monitor.ledger.pool_imbalance import find_imbalance
 from tests.detectors.scenes import ENGINE, Spoken, value
 
 
@@ -237,7 +237,7 @@ def scene_that_does_not_add_up() -> Spoken:
 @pytest.fixture
 def no_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a ledger go on whose state is impossible."""
-    monkeypatch.setenv(validation.VARIABLE, "0")
+    monkeypatch.setenv(invariants.VARIABLE, "0")
 
 
 @pytest.mark.usefixtures("no_validation")

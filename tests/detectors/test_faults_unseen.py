@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from kvscope.monitor import detectors
+from kvscope.monitor.contract.description import parse_description
+from kvscope.monitor.contract.wire import NO_REQUEST, Batch, Keyframe
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.events.description import parse_description
-from kvscope.monitor.events.wire import NO_REQUEST, Batch, Keyframe
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from kvscope.lab.recorded_pages import rows, scraped
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.findings import FindingReport
 from kvscope.monitor.sources.exposition import COUNTERS, ExposedEngine, ExposedFigures, Sampler
 from tests.detectors.scenes import Observer, value
-from tests.pages import rows, scraped
 
 FINISHED_HELD = "leak.finished-held"
 LOCKSTEP = "collapse.lockstep"
@@ -184,7 +184,10 @@ def spoken(*moments: ExposedFigures, every_s: float = 1.0, again: int = 1) -> li
     """Samples of these figures, `again` times the last."""
     sampler = Sampler(ExposedEngine("made-up", "x:1", "0"), "metrics")
     stated = [*moments, *[moments[-1]] * (again - 1)]
-    return [sampler.sample(round((1.79e9 + n * every_s) * 1e9), str(n), {**QUIET, **s}) for n, s in enumerate(stated)]
+    return [
+        sampler.sample(round((1.79e9 + n * every_s) * 1e9), str(n), {**QUIET, "process_cpu_s": 0.02 * n, **s})
+        for n, s in enumerate(stated)
+    ]
 
 
 def test_a_queue_in_front_of_an_empty_pool() -> None:

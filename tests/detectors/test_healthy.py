@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from kvscope.monitor.findings import severity_at_least
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.detectors.findings import severity_at_least
 from tests.detectors.scenes import ENGINE, Observer, Watched
-from tests.lab import Lab
 
 
 @pytest.mark.parametrize("seed", range(12))

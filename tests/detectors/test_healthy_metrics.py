@@ -10,17 +10,17 @@ from functools import cache, partial
 
 import pytest
 
+from kvscope.engine.bench.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import LoadedModel, load_model
-from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
-from kvscope.monitor.findings import severity_at_least
-from kvscope.monitor.incidents.client_load import Crowd
-from kvscope.monitor.incidents.scenarios.healthy_engines import HEALTHY
-from kvscope.monitor.incidents.scenarios.scenario import Scenario
-from kvscope.monitor.pipeline import Pipeline
-from tests.detectors.paper_engine import HEALTHY_ON_PAPER, Moment, as_log, as_metrics, every
+from kvscope.lab.client_load import Crowd
+from kvscope.lab.paper_engine import HEALTHY_ON_PAPER, Moment, as_log, as_metrics, every
+from kvscope.lab.scenarios.healthy_engines import HEALTHY
+from kvscope.lab.scenarios.scenario import Scenario
+from kvscope.monitor.contract.kinds import Status
+from kvscope.monitor.contract.samples import Fact, ReportedEvent, Sample
+from kvscope.monitor.detectors.findings import severity_at_least
+from kvscope.monitor.questions.pipeline import Pipeline
 
 INTERVALS_S = (1, 5, 15, 30, 60)
 SAMPLE_S = (5, 30)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.analysis.memory_breakdown import breakdown_of
+from kvscope.monitor.contract.kinds import SCHEMA, Kind, Release, Stage, Status
+from kvscope.monitor.contract.samples import Fact
+from kvscope.monitor.contract.wire import Run, batch_of
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import SCHEMA, Kind, Release, Stage, Status
-from kvscope.monitor.events.samples import Fact
-from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.ledger.memory_breakdown import breakdown_of
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import ENGINE, Observer, Spoken, Watched, value
@@ -40,7 +40,7 @@ def test_a_warm_prefix_cache_is_told() -> None:
 
 
 def test_a_tenth_of_the_pool_is_worth_a_line() -> None:
-    """Four of 40 blocks are cached and idle (warm_prefix_cache)."""
+    """Four of 40 blocks are cached and idle."""
     scene = Spoken(total=41)
     scene.arrive(1, [1, 2, 3, 4])
     scene.log.cached(1, [1, 2, 3, 4], [11, 12, 13, 14])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.contract.kinds import Holder, Release, Status
+from kvscope.monitor.detectors.findings import severity_at_least
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Holder, Release, Status
-from kvscope.monitor.findings import severity_at_least
 from tests.detectors.scenes import Spoken, Watched, finished_held, unaccounted, value
 
 FINISHED_HELD = "leak.finished-held"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.detectors.outside_pace import MORE_TIME
-from kvscope.monitor.detectors.stuck.fetch_waits import TRANSFER_PROGRESS
-from kvscope.monitor.events.kinds import Holder, Status
+from kvscope.monitor.contract.kinds import Holder, Status
+from kvscope.monitor.detectors.engine_pace import MORE_TIME
+from kvscope.monitor.detectors.stuck.waiting_requests import TRANSFER_PROGRESS
 from tests.detectors.leaks import fetching, idle_not_polled, remote_load_lost
 from tests.detectors.scenes import Spoken, Watched, finished_held, value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope.monitor.ledger.idle_floors import IdleFloors
+from kvscope.monitor.ledger.pool_forecast import IdleFloors
 from tests.detectors.leaks import rising_floor
 from tests.detectors.scenes import Observer, Watched, value
 from tests.detectors.test_logs import judged, line

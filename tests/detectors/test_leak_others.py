@@ -12,10 +12,9 @@ import torch
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
 from kvscope.engine.faults import Faults
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, SamplingParams
+from kvscope.monitor.contract.kinds import Holder, Limit, Release, Status, Tier, TierOp
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Holder, Limit, Release, Status, Tier, TierOp
 from tests.detectors.leaks import deferred_free_stalled, encoder_cache, lease_burst
 from tests.detectors.scenes import Spoken, Watched, value
 from tests.engine.process import wait_for

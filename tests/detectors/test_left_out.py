@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Load, Status
-from kvscope.monitor.events.wire import decode, encode
-from kvscope.monitor.publishing.packer import Vitals
+from kvscope.monitor.contract.kinds import Cause, Load, Status
+from kvscope.monitor.contract.wire import decode, encode
+from kvscope.monitor.probes.packer import Vitals
 from tests.detectors.leaks import fetching
 from tests.detectors.spoken import Spoken
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Holder, Release, Status
+from kvscope.monitor.contract.kinds import Holder, Release, Status
 from tests.detectors.scenes import Watched
 from tests.detectors.spoken import Spoken, value
 

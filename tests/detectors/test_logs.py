@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.base.text import timestamp
+from kvscope.monitor.contract.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.log_file import read_log
-from kvscope.monitor.text import timestamp
 from tests.detectors.scenes import Observer, value
 
 DATA = Path(__file__).parent.parent / "data"

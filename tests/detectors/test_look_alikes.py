@@ -14,16 +14,15 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from kvscope.engine.bench.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import LoadedModel, load_model
-from kvscope.engine.requests.request_output import Output
-from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.incidents.client_load import Clients, Crowd
-from kvscope.monitor.incidents.lab_run import Seen, look
-from kvscope.monitor.incidents.scenarios.collapse_scenarios import WAVES
-from kvscope.monitor.incidents.scenarios.scenario import ClientLoad
-from kvscope.monitor.incidents.scenarios.shapes import (
+from kvscope.engine.requests.request import Output
+from kvscope.lab.client_load import Clients, Crowd
+from kvscope.lab.lab_run import Seen, look
+from kvscope.lab.scenarios.collapse_scenarios import WAVES
+from kvscope.lab.scenarios.scenario import ClientLoad
+from kvscope.lab.scenarios.shapes import (
     CHAT,
     FETCHED,
     FETCHED_POOL,
@@ -35,16 +34,10 @@ from kvscope.monitor.incidents.scenarios.shapes import (
     SMALL,
     TIGHT,
 )
-from kvscope.monitor.incidents.scenarios.stuck_scenarios import DEMANDING, HOG, ON_AND_ON, STEADY
-from kvscope.monitor.incidents.scenarios.thrash_scenarios import LONG_PROMPTS
-from kvscope.monitor.incidents.simulated_run import (
-    SimulatedRun,
-    affected,
-    affected_blocks,
-    alive,
-    long_ones,
-    ownerless_blocks,
-)
+from kvscope.lab.scenarios.stuck_scenarios import DEMANDING, HOG, ON_AND_ON, STEADY
+from kvscope.lab.scenarios.thrash_scenarios import LONG_PROMPTS
+from kvscope.lab.simulated_run import SimulatedRun, affected, affected_blocks, alive, long_ones, ownerless_blocks
+from kvscope.monitor.detectors.registry import THRESHOLDS
 
 SLOW: Final = StepTime(0.02)
 MINUTES: Final = StepTime(0.15)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
 from tests.detectors.scenes import value
 

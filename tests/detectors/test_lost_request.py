@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import EngineMode, Holder, Layer, Limit, Status
-from kvscope.monitor.events.wire import decode, encode
-from kvscope.monitor.publishing.packer import Vitals
-from kvscope.monitor.text import timestamp
+from kvscope.monitor.base.text import timestamp
+from kvscope.monitor.contract.kinds import EngineMode, Holder, Layer, Limit, Status
+from kvscope.monitor.contract.wire import decode, encode
+from kvscope.monitor.probes.packer import Vitals
 from tests.detectors.scenes import Spoken, value
 
 LOST = "stuck.lost-request"

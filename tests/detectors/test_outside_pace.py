@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Cause, EngineMode, Holder, Limit, Release, Status
+from kvscope.monitor.contract.kinds import Cause, EngineMode, Holder, Limit, Release, Status
+from kvscope.monitor.detectors.detector import Settings
 from tests.detectors.spoken import Spoken
 
 HELD, GRAMMAR = "leak.finished-held", "stuck.grammar"

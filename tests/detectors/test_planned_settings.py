@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.lab.paper_engine import BEGAN, Moment, log_lines
 from kvscope.monitor.detectors.written.planned_settings import DEFAULT_RELEASE, release_of
 from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
-from tests.detectors.paper_engine import BEGAN, Moment, log_lines
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvscope.monitor.contract.kinds import Release, Status
 from kvscope.monitor.detectors.leak.external_pins import PINS_NEEDED
-from kvscope.monitor.events.kinds import Release, Status
 from tests.detectors.spoken import Spoken, value
 
 PINS_CODE = "leak.external-pins"

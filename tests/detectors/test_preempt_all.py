@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.contract.kinds import Preempt, Release
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Preempt, Release
 from tests.detectors import waste
 from tests.detectors.scenes import lockstep, value
 from tests.detectors.spoken import Spoken

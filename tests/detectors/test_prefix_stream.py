@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.contract.description import KVGroup
+from kvscope.monitor.contract.kinds import Preempt, Release, Status
+from kvscope.monitor.detectors.findings import FindingReport, Findings
 from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.description import KVGroup
-from kvscope.monitor.events.kinds import Preempt, Release, Status
-from kvscope.monitor.findings import FindingReport, Findings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value

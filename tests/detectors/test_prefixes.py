@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvscope.monitor.contract.samples import KvEvent, KvEvents
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.samples import KvEvent, KvEvents
 from tests.detectors.scenes import Observer, value
 from tests.ledger.test_prefixes import RECORDINGS, records, removed, step, stored
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from kvscope.monitor.detectors.arrival_rates import QueueCourse
-from kvscope.monitor.detectors.collapse.hit_rate_drop import hit_cells, hit_rate_drop
+from kvscope.lab.paper_engine import BEGAN, Moment, PaperEngine, as_log, as_metrics, every
+from kvscope.monitor.base.text import timestamp
+from kvscope.monitor.contract.samples import Fact, ReportedEvent, Sample
+from kvscope.monitor.detectors.collapse.prefix_hits import hit_cells, hit_rate_drop
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import CATALOGUE
-from kvscope.monitor.detectors.stuck.unadmitted_queue import unadmitted_queue
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.detectors.sample_math import QueueCourse
+from kvscope.monitor.detectors.stuck.head_of_line import unadmitted_queue
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.exposition import ExposedEngine, Sampler, put_figure
-from kvscope.monitor.text import timestamp
-from tests.detectors.paper_engine import BEGAN, Moment, PaperEngine, as_log, as_metrics, every
 from tests.detectors.spoken import ENGINE, Spoken
 
 OVERLOAD, HEAD_OF_LINE, PREFIX_HITS = "sizing.overload", "stuck.head-of-line", "collapse.prefix-hits"

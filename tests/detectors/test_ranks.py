@@ -7,15 +7,16 @@ from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from kvscope.engine.bench.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import LoadedModel, load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.incidents.lab_run import frames
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.engine.requests.request import SamplingParams
+from kvscope.lab.lab_run import frames
+from kvscope.monitor.contract.samples import Sample
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.detectors.scenes import Observer, value
 
 ENGINE_STALLED = "stuck.engine-stalled"
@@ -100,7 +101,8 @@ def test_by_figures_it_is_likely() -> None:
     for second in range(100):
         at_ns = (1_000 + second) * 1_000_000_000
         for name, steps in (("m@h:1/0", 10 * second), ("m@h:1/1", 10 * min(second, 20))):
-            sample = Sample(name, f"{second}", at_ns, running=4, waiting=0, usage=0.5, steps=steps, source="metrics")
+            figures = Sample(name, f"{second}", at_ns, running=4, waiting=0, usage=0.5, steps=steps, source="metrics")
+            sample = msgspec.structs.replace(figures, prompt_tokens=900, process_cpu_s=0.02 * second)
             observer.watch.feed([sample])
     observer.watch.settle()
     (finding,) = [f for f in observer.watch.findings() if f.severity != "info"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release, Status
-from kvscope.monitor.events.wire import decode, encode
-from kvscope.monitor.publishing.packer import Vitals
+from kvscope.monitor.contract.kinds import Cause, Limit, Preempt, Release, Status
+from kvscope.monitor.contract.wire import decode, encode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.probes.packer import Vitals
 from tests.detectors.spoken import Spoken, value
 
 BLOCKS = 5_000

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.lab.paper_engine import BEGAN, Moment, log_lines
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
-from tests.detectors.paper_engine import BEGAN, Moment, log_lines
 from tests.detectors.test_standstill import ENGINE_STALLED, chats, pause
 
 PROBE = '(APIServer pid=1) INFO:     192.0.2.1:4000 - "GET /health HTTP/1.1" 200 OK'

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.engine.bench.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, Plan, Reading
-from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis.memory_breakdown import breakdown_of, fit_requested, rounding
-from kvscope.monitor.events.description import KVGroup
-from kvscope.monitor.events.kinds import Cause, Preempt, Release, Status
-from kvscope.monitor.events.samples import Fact
+from kvscope.engine.requests.request import SamplingParams
+from kvscope.monitor.contract.description import KVGroup
+from kvscope.monitor.contract.kinds import Cause, Preempt, Release, Status
+from kvscope.monitor.contract.samples import Fact
+from kvscope.monitor.ledger.memory_breakdown import breakdown_of, fit_requested, rounding
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.recording import Recording
 from tests.detectors.scenes import Observer, Spoken, value

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.lab.paper_engine import BEGAN, Moment, as_metrics, log_lines
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
-from tests.detectors.paper_engine import BEGAN, Moment, as_metrics, log_lines
 
 ENGINE_STALLED = "stuck.engine-stalled"
 HANGS = "The server hangs and never responds again."

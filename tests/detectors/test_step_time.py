@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from kvscope.monitor.events.kinds import Limit, Status
-from kvscope.monitor.events.wire import decode, encode
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.publishing.packer import Vitals
+from kvscope.monitor.contract.kinds import Limit, Status
+from kvscope.monitor.contract.wire import decode, encode
+from kvscope.monitor.probes.packer import Vitals
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.detectors.spoken import Spoken, value
 
 STALLED = "stuck.engine-stalled"

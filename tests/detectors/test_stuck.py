@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, Limit, Preempt, Release, Status
+from kvscope.monitor.contract.kinds import Cause, Limit, Preempt, Release, Status
 from tests.detectors.scenes import Spoken, Watched, never_fits, stalled, value
 
 NEVER_FITS = "stuck.never-fits"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.engine.bench.simulated_engine import SimulatedEngine
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.simulated_engine import SimulatedEngine
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.wire import decode
-from kvscope.monitor.findings import FindingReport, severity_at_least
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.wire import decode
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
+from kvscope.monitor.questions.pipeline import Pipeline
 
 PROMPT = list(range(1, 101))
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from kvscope.engine.requests.request import Request
+from kvscope.monitor.contract.kinds import Cause, Limit, Status
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Cause, Limit, Status
-from kvscope.monitor.findings import FindingReport
 from tests.detectors import stuck
 from tests.detectors.leaks import fetching
 from tests.detectors.scenes import Spoken, Watched, never_fits, value

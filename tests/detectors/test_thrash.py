@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope.monitor.contract.kinds import Cause, Kind, Limit, Preempt, Release, Status
 from kvscope.monitor.detectors.registry import THRESHOLDS
-from kvscope.monitor.events.kinds import Cause, Kind, Limit, Preempt, Release, Status
 from tests.detectors import waste
 from tests.detectors.scenes import Spoken, Watched, value
 

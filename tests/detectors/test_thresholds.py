@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor import plugins
+from kvscope.lab.paper_engine import as_log, as_metrics, every
+from kvscope.monitor.base import plugins
+from kvscope.monitor.base.errors import CannotTell
+from kvscope.monitor.base.plugins import Plugin, PluginFailure
+from kvscope.monitor.contract.kinds import Holder, Status, Tier, TierOp
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.detectors.detector import Settings, Threshold
 from kvscope.monitor.detectors.leak.unaccounted import Unaccounted
 from kvscope.monitor.detectors.registry import CATALOGUE, THRESHOLDS, parse_settings
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.doctor.observe import observe
-from kvscope.monitor.errors import CannotTell
-from kvscope.monitor.events.kinds import Holder, Status, Tier, TierOp
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.plugins import Plugin, PluginFailure
+from kvscope.monitor.questions.observe import observe
 from kvscope.monitor.sources.engine_log import Log
 from tests.detectors import leaks, scenes, stuck, waste
-from tests.detectors.paper_engine import as_log, as_metrics, every
 from tests.detectors.scenes import Observer, Watched
 from tests.detectors.test_figures import figures, spoken
 from tests.detectors.test_logs import line, log

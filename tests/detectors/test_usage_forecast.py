@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 
 pytestmark = pytest.mark.slow
 

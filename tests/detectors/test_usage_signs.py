@@ -1,4 +1,4 @@
-"""The signs of leak.finished-held from metrics and logs, each at its bounds (leak/held_from_samples.py)."""
+"""The signs of leak.finished-held from metrics and logs, each at its bounds (leak/finished_held.py)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.leak.usage_series import fit_of, series_of
 from kvscope.monitor.detectors.sample_math import prompt_tokens_until
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 
 ENGINE = "made-up@x:1/0"
 BEGAN_NS = 1_795_000_000 * 10**9

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvscope.engine.core.watchdog import Watchdog
-from kvscope.monitor.events.kinds import Cause, Status
-from kvscope.monitor.exporters.prometheus import WatchCollector
+from kvscope.monitor.contract.kinds import Cause, Status
+from kvscope.monitor.outputs.prometheus import WatchCollector
 from tests.detectors.scenes import Watched, never_fits, value
 
 

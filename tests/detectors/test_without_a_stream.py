@@ -14,11 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from kvscope.monitor.events.samples import Fact, ReportedEvent, Sample
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.sources.engine_log import Log
-from tests.detectors.paper_engine import (
+from kvscope.lab.paper_engine import (
     Moment,
     PaperEngine,
     as_log,
@@ -28,6 +24,10 @@ from tests.detectors.paper_engine import (
     log_lines,
     long_generations,
 )
+from kvscope.monitor.contract.samples import Fact, ReportedEvent, Sample
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.sources.engine_log import Log
 
 SEEDS = range(50)
 FINISHED_HELD = "leak.finished-held"

@@ -1,6 +1,6 @@
 """Rules on what a log or a report states, and hypotheses on its words.
 
-They are in written/: refusals.py, planned_settings.py, pool_pressure.py, host_memory.py, profile_sums.py.
+They are in written/: refusals.py, planned_settings.py, pool_pressure.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
 from tests.detectors.scenes import value
 

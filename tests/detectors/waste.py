@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Preempt
+from kvscope.monitor.contract.kinds import Preempt
+from kvscope.monitor.detectors.detector import Settings
 from tests.detectors.scenes import Spoken, Watched
 
 Set = Iterable[str] | Settings

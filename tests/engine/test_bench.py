@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 from signal import SIGKILL
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.engine.lab.load_bench import (
+from kvscope.engine.bench.load_bench import (
     BenchLoad,
     ClientRecord,
     bench_over_http,
@@ -36,7 +36,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def metric(engine: EngineProcess, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(httpx.get(f"{engine.url}/metrics").text)
+    families = text_string_to_metric_families(httpx2.get(f"{engine.url}/metrics").text)
     samples = [s for family in families for s in family.samples if s.name == f"vllm:{name}"]
     (value,) = (s.value for s in samples if labels.items() <= s.labels.items())
     return value

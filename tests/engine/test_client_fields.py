@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
-import openai
+import httpx2
 import pytest
 
 from tests.engine.process import PATIENCE_S, EngineProcess
+
+pytestmark = pytest.mark.usefixtures("real_parts")
+
+if TYPE_CHECKING:
+    import openai
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
@@ -23,6 +27,8 @@ def engine() -> Iterator[EngineProcess]:
 
 @pytest.fixture
 def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
+    import openai
+
     with closing(
         openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
     ) as client:
@@ -33,7 +39,7 @@ def test_unknown_fields_are_ignored_and_logged_once(engine: EngineProcess) -> No
     sent = {"store": False, "metadata": {"a": "b"}, "reasoning_effort": "low", "best_of": 2, "temprature": 1}
     plain = {"prompt": "hello", "max_tokens": 5, "temperature": 0}
     answers = [
-        httpx.post(f"{engine.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+        httpx2.post(f"{engine.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
         for body in (plain, plain | sent, plain | sent)
     ]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
@@ -44,14 +50,14 @@ def test_unknown_fields_are_ignored_and_logged_once(engine: EngineProcess) -> No
         {"role": "tool", "content": "b", "tool_call_id": "1"},
     ]
     body = {"messages": turns, "max_tokens": 2, "tool_choice": "none"}
-    assert httpx.post(f"{engine.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).status_code == 200
+    assert httpx2.post(f"{engine.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.parametrize(
     "content", [b'{"prompt": "\xff"}', b'{"prompt": "a", "model": "\xff"}', b"\xff", b"[" * 100_000]
 )
 def test_a_body_that_is_no_utf8_or_too_deep_is_a_bad_request(engine: EngineProcess, content: bytes) -> None:
-    answer = httpx.post(f"{engine.url}/v1/completions", content=content, timeout=PATIENCE_S)
+    answer = httpx2.post(f"{engine.url}/v1/completions", content=content, timeout=PATIENCE_S)
     assert answer.status_code == 400
     assert "Traceback" not in engine.log()
 
@@ -61,7 +67,7 @@ def test_the_answer_names_what_stopped_it(client: openai.OpenAI, engine: EngineP
     asked = {"prompt": "stop", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stop": [text[8:10]]}
 
     def first(**more: Any) -> dict[str, Any]:
-        answer = httpx.post(f"{engine.url}/v1/completions", json=asked | more, timeout=PATIENCE_S)
+        answer = httpx2.post(f"{engine.url}/v1/completions", json=asked | more, timeout=PATIENCE_S)
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
@@ -83,7 +89,7 @@ def test_usage_may_come_with_every_chunk(client: openai.OpenAI) -> None:
 
 def test_tokens_there_and_back_and_what_probes_ask(engine: EngineProcess) -> None:
     def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.post(f"{engine.url}/{path}", json=body, timeout=PATIENCE_S).json()
+        answer: dict[str, Any] = httpx2.post(f"{engine.url}/{path}", json=body, timeout=PATIENCE_S).json()
         return answer
 
     reported = post("tokenize", {"prompt": "héllo", "return_token_strs": True})
@@ -93,6 +99,6 @@ def test_tokens_there_and_back_and_what_probes_ask(engine: EngineProcess) -> Non
     assert post("tokenize", {"messages": [{"role": "user", "content": "a"}]})["tokens"][0] == 256
     assert post("tokenize", {})["error"]["param"] == "prompt"
     assert post("detokenize", {"tokens": [9999]})["error"]["param"] == "tokens"
-    assert httpx.get(f"{engine.url}/ping").status_code == 200
-    assert httpx.get(f"{engine.url}/load").json() == {"server_load": 0}
-    assert httpx.get(f"{engine.url}/version").json()["version"]
+    assert httpx2.get(f"{engine.url}/ping").status_code == 200
+    assert httpx2.get(f"{engine.url}/load").json() == {"server_load": 0}
+    assert httpx2.get(f"{engine.url}/version").json()["version"]

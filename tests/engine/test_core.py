@@ -11,13 +11,12 @@ from contextlib import closing, contextmanager
 import pytest
 
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.core.assembly import EventStream
 from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.core.intake import EngineDead, Refused
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.request_output import Output
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.events.kinds import Status
+from kvscope.engine.requests.request import Output, SamplingParams
+from kvscope.monitor.contract.kinds import Status
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
@@ -138,6 +137,34 @@ def test_an_engine_whose_books_fail_tells_every_client_and_refuses_the_next() ->
         wait_for(lambda: engine.ends() == dict.fromkeys((first, waiting), Status.FINISHED_ERROR))
         with pytest.raises(EngineDead, match="IndexError"):
             core.submit("r-3", [1, 2, 3], GREEDY)
+
+
+def test_an_engine_whose_device_is_lost_stops_and_one_whose_step_failed_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error of a kernel comes again with every later call, so nothing else would ever be answered."""
+    broken: list[str] = []
+
+    def before() -> None:
+        if broken:
+            raise RuntimeError(broken[0])
+
+    config = EngineConfig(num_gpu_blocks_override=20)
+    core = EngineCore(config, with_before(load_model(config), before))
+    with running(core) as engine:
+        broken.append("this step only")
+        first = core.submit("r-1", [1, 2, 3], GREEDY)
+        wait_for(lambda: engine.ends() == {first: Status.FINISHED_ERROR})
+        broken.clear()
+        second = core.submit("r-2", [1, 2, 3], GREEDY)
+        wait_for(lambda: engine.ends().get(second) == Status.FINISHED_LENGTH_CAPPED)
+        broken.append("CUDA error: an illegal memory access was encountered")
+        monkeypatch.setattr(core.runner, "check", before)
+        third = core.submit("r-3", [1, 2, 3], GREEDY)
+        wait_for(lambda: engine.ends().get(third) == Status.FINISHED_ERROR)
+        assert "illegal memory access" in core.failure
+        with pytest.raises(EngineDead, match="illegal memory access"):
+            core.submit("r-4", [1, 2, 3], GREEDY)
 
 
 def test_an_idle_engine_makes_no_passes_once_its_rest_is_audited() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,7 +25,7 @@ VLLM_DASHBOARD: Final = frozenset(
 
 def samples(engine: EngineProcess) -> dict[str, float]:
     """The sum of each metric of vLLM's names over its labels."""
-    page = httpx.get(f"{engine.url}/metrics").text
+    page = httpx2.get(f"{engine.url}/metrics").text
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -39,10 +39,11 @@ def engine() -> Iterator[EngineProcess]:
         yield engine
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_vllms_own_dashboard_has_data_and_the_histograms_agree(engine: EngineProcess) -> None:
     before = samples(engine)
     asked = {"prompt": ["one", "two", "three"], "max_tokens": 8, "ignore_eos": True}
-    httpx.post(f"{engine.url}/v1/completions", json=asked, timeout=PATIENCE_S).raise_for_status()
+    httpx2.post(f"{engine.url}/v1/completions", json=asked, timeout=PATIENCE_S).raise_for_status()
     wait_for(
         lambda: samples(engine)["e2e_request_latency_seconds_count"] >= before["e2e_request_latency_seconds_count"] + 3
     )
@@ -65,10 +66,11 @@ def test_vllms_own_dashboard_has_data_and_the_histograms_agree(engine: EnginePro
     assert now["num_requests_waiting_by_reason"] == now["num_requests_waiting"]
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_an_aborted_request_is_in_no_histogram(engine: EngineProcess) -> None:
     before = samples(engine)
     body = {"prompt": "gone", "max_tokens": 3000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{engine.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
+    with httpx2.stream("POST", f"{engine.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
         next(answer.iter_lines())
     wait_for(lambda: samples(engine)["num_requests_running"] == 0)
     name = "e2e_request_latency_seconds_count"

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
-pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.models import LoadedModel, load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.events.kinds import Status
+from kvscope.engine.requests.request import SamplingParams
+from kvscope.monitor.contract.kinds import Status
 from tests.engine import checkpoints
 
 COUNT = 64

@@ -12,21 +12,20 @@ from typing import Any
 import pytest
 
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.core.assembly import EventStream
 from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.core.intake import Refused
 from kvscope.engine.faults import PLACES
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.request_output import Output
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Output, SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
-from kvscope.monitor.events.kinds import Cause, Holder, Kind, Release, Status
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Cause, Holder, Kind, Release, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.detectors.scenes import Watched
 from tests.engine.process import follow, wait_for
 from tests.engine.test_host_connector import store
-from tests.lab import Lab
 
 ELSEWHERE = {"leak.finished-held", "leak.unaccounted"}  # tests/engine/test_faults.py
 

@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-import httpx
+import httpx2
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.engine.process import PATIENCE_S, EngineProcess
 
 QUICK = Settings({"leak.finished-held.grace_s": 0.5, "leak.unaccounted.grace_s": 0.5})
 
 
 def complete(engine: EngineProcess, name: str, max_tokens: int = 4, timeout: float = PATIENCE_S) -> None:
-    httpx.post(
+    httpx2.post(
         f"{engine.url}/v1/completions",
         json={"prompt": f"the prompt of {name}, some blocks long", "max_tokens": max_tokens, "ignore_eos": True},
         headers={"X-Request-Id": name},
@@ -37,6 +37,7 @@ def find(engine: EngineProcess, code: str, enough: Callable[[FindingReport], boo
         return watch.findings("firing")
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_a_completion_that_is_not_delivered_is_found_with_its_requests() -> None:
     with EngineProcess("--kv-connector", "host", "--fault", "leak.finished-held:every=2") as engine:
         names = [f"r-{index}" for index in range(6)]
@@ -48,21 +49,23 @@ def test_a_completion_that_is_not_delivered_is_found_with_its_requests() -> None
         assert [(f.code, f.verdict) for f in found if f.severity != "info"] == [("leak.finished-held", "likely")]
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_a_free_that_is_skipped_is_found_with_its_request() -> None:
     with EngineProcess("--fault", "leak.unaccounted") as engine:
         complete(engine, "r-well")
-        with pytest.raises(httpx.ReadTimeout):
+        with pytest.raises(httpx2.ReadTimeout):
             complete(engine, "r-gone", max_tokens=100_000, timeout=0.3)
         found = find(engine, "leak.unaccounted", lambda f: f.verdict == "confirmed")
         (leak,) = [f for f in found if f.severity != "info"]
         assert list(leak.culprits.requests) == ["cmpl-r-gone"]
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_a_fault_that_is_on_is_said_everywhere() -> None:
     fault = "leak.unaccounted:every=3"
     with EngineProcess("--fault", fault) as engine:
         assert f"FAULT ON: --fault {fault}" in engine.log()
-        assert httpx.get(f"{engine.url}/health").json()["faults"] == [fault]
-        assert f'fault="{fault}"' in httpx.get(f"{engine.url}/metrics").text
+        assert httpx2.get(f"{engine.url}/health").json()["faults"] == [fault]
+        assert f'fault="{fault}"' in httpx2.get(f"{engine.url}/metrics").text
         ledger = engine.ledger(lambda ledger: bool(ledger.description.engine))
         assert ledger.description.faults == [fault]

@@ -18,19 +18,19 @@ import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kvscope.engine.execution.sampler import SamplingTensors, sample
 from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, SamplingParams
 from kvscope.engine.requests.structured_output import (
     COMPILED_GRAMMARS_KEPT,
     MAX_CHARACTERS,
+    MAX_REGEX_CHARACTERS,
     Compiled,
     GrammarCompiler,
     Matcher,
     StructuredOutputs,
 )
 from tests.engine.process import wait_for
+from tests.engine.steps import sample
 
 VOCAB = ByteTokenizer.VOCAB_SIZE
 SCHEMA: dict[str, Any] = {
@@ -86,7 +86,7 @@ def make(matcher: Matcher, vocab: int, seed: int, temperature: float) -> list[in
     request = Request(1, "r", [1], SamplingParams(temperature=temperature, seed=seed))
     request.matcher = matcher
     while True:
-        (one,) = sample(torch.randn((1, vocab), generator=draws) * 3, [SamplingTensors.of(request)], seed)
+        (one,) = sample(torch.randn((1, vocab), generator=draws) * 3, [request], seed)
         request.append(one.token_id)
         assert not one.error
         if one.ends:
@@ -99,13 +99,16 @@ def make(matcher: Matcher, vocab: int, seed: int, temperature: float) -> list[in
         ({}, "exactly one of json"),
         ({"json": {}, "regex": "a"}, "exactly one of json"),
         ({"json": {"type": "thing"}}, "json cannot be used: Invalid type: thing"),
-        ({"json": "{"}, "json cannot be used: EOF"),
+        ({"json": "{"}, "json cannot be used: Expecting property name"),
         ({"json": "[]"}, "json cannot be used"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "Unsatisfiable"),
         ({"regex": "a(b"}, "regex cannot be used: .*unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
-        ({"regex": "a" * (MAX_CHARACTERS + 1)}, f"longer than the {MAX_CHARACTERS}"),
+        ({"choice": ("a" * (MAX_CHARACTERS + 1),)}, f"longer than the {MAX_CHARACTERS}"),
+        ({"regex": "a" * (MAX_REGEX_CHARACTERS + 1)}, "characters of regular expressions, and may have 4,096"),
+        ({"json": {"multipleOf": 9_999_991}}, "multipleOf are 9,999,991 together"),
+        ({"json": {"const": -(1 << 63)}}, "the number -9.22337e"),
     ],
 )
 def test_what_is_no_grammar_says_why(wanted: dict[str, Any], says: str) -> None:
@@ -144,10 +147,10 @@ def test_a_grammar_changes_nothing_for_those_who_share_the_step(compiler: Gramma
     torch.manual_seed(0)
     logits = torch.randn(4, VOCAB)
     requests = [Request(n, "r", [1], SamplingParams(temperature=n % 2, seed=n, logprobs=2)) for n in range(4)]
-    alone = sample(logits, [SamplingTensors.of(request) for request in requests], 0)
+    alone = sample(logits, requests, 0)
     requests[2].matcher = matcher(compiler, regex="[xyz]+")
     kept = logits.clone()
-    shared = sample(logits, [SamplingTensors.of(request) for request in requests], 0)
+    shared = sample(logits, requests, 0)
     assert logits.equal(kept)
     assert [shared[row] for row in (0, 1, 3)] == [alone[row] for row in (0, 1, 3)]
     assert shared[2].token_id in b"xyz"
@@ -161,7 +164,7 @@ def test_a_step_beyond_the_end_of_a_grammar_is_worth_nothing_and_harms_nobody(co
     make(done, VOCAB, 0, 0.0)
     request = Request(1, "r", [1], SamplingParams())
     request.matcher = done
-    (beyond,) = sample(torch.randn(1, VOCAB), [SamplingTensors.of(request)], 0)
+    (beyond,) = sample(torch.randn(1, VOCAB), [request], 0)
     assert not beyond.error
 
 
@@ -198,7 +201,7 @@ def test_equal_grammars_are_compiled_once_and_their_outputs_go_their_own_ways() 
 def test_what_cannot_be_compiled_is_told_and_the_next_is_compiled(compiler: GrammarCompiler) -> None:
     nothing, something = compiled(compiler, StructuredOutputs(regex=NOTHING), StructuredOutputs(regex="a"))
     assert nothing.matcher is None
-    assert "structured_outputs: regex cannot be used: no token" in nothing.error
+    assert "regex cannot be used: no token" in nothing.error
     assert something.matcher is not None
 
 
@@ -260,7 +263,7 @@ def test_an_output_that_no_token_can_go_on_with_ends_with_that() -> None:
     try:
         request = Request(1, "r", [1], SamplingParams())
         request.matcher = matcher(compiler, regex="abc")
-        first, second = (sample(torch.zeros(1, 3), [SamplingTensors.of(request)], 0)[0] for _ in range(2))
+        first, second = (sample(torch.zeros(1, 3), [request], 0)[0] for _ in range(2))
         assert (first.token_id, first.error) == (0, "")
         assert second.token_id == 1
         assert "no token leads to an output" in second.error

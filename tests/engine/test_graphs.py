@@ -23,9 +23,8 @@ from kvscope.engine.execution.input_batch import InputBatch
 from kvscope.engine.execution.model_runner import ModelRunner
 from kvscope.engine.models import LoadedModel, load_model, tiny
 from kvscope.engine.models.llama import Llama
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, Sampled, SamplingParams
+from tests.engine import checkpoints
 from tests.engine.steps import execute, plan
 
 MOST = 13
@@ -117,7 +116,6 @@ def test_tokens_are_the_same_at_every_batch_size(settings: dict[str, Any], monke
 def test_tokens_are_the_same_with_windows_and_without_rotary(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = pytest.importorskip("tests.engine.checkpoints", reason="needs transformers: pip install -e .[dev]")
     checkpoints.save(family, tmp_path)
     loaded = load_model(EngineConfig(model=str(tmp_path)))
     settings: dict[str, Any] = {"model": str(tmp_path), "block_size": 8}
@@ -204,13 +202,11 @@ def test_nothing_in_a_captured_step_looks_at_a_tensors_values(monkeypatch: pytes
     for module, name in (
         (kv_write, "kv_write_kernel"),
         (paged_decode, "paged_decode_kernel"),
-        (paged_decode, "reduce_splits_kernel"),
+        (paged_decode, "reduce_pieces_kernel"),
         (rms_norm, "rms_norm_kernel"),
         (rotary, "rotary_kernel"),
     ):
         monkeypatch.setattr(module, name, launches)
-    # As if it were a GPU of enough multiprocessors to cut sequences into splits.
-    monkeypatch.setattr(paged_decode, "_processors", lambda _: 100)
     for place in ("kvscope.engine.execution.attention.run_on", "kvscope.engine.models.layers.run_on"):
         monkeypatch.setattr(place, lambda _: True)
     model = Llama(tiny.checkpoint(0, torch.float32, "meta"), None)

@@ -16,20 +16,19 @@ import torch
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.blocks.prefix_hashes import in_group
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.core.assembly import describe_engine
 from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.engine_description import describe_engine
 from kvscope.engine.execution.model_runner import kv_bytes_per_block
 from kvscope.engine.faults import Faults
 from kvscope.engine.models import LoadedModel, tiny
 from kvscope.engine.models.checkpoint import Checkpoint
 from kvscope.engine.models.llama import Llama
 from kvscope.engine.models.tokens import ByteTokenizer
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis import event_history
-from kvscope.monitor.events.kinds import Kind, Release
+from kvscope.engine.requests.request import Request, SamplingParams
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Kind, Release
+from kvscope.monitor.ledger import event_history
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from tests.lab import Lab
 
 WINDOW = 37
 BLOCK_SIZE = 16

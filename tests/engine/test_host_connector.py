@@ -15,15 +15,14 @@ from kvscope.engine.blocks.prefix_hashes import DIGEST_BYTES
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.base import KVLoad
 from kvscope.engine.connectors.host import HostConnector
-from kvscope.engine.core.event_stream import EventStream
+from kvscope.engine.core.assembly import EventStream
 from kvscope.engine.faults import Faults
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, SamplingParams
 from kvscope.engine.serving.llm import LLM
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Tier, TierOp
-from kvscope.monitor.publishing.packer import Packer, Vitals
-from kvscope.monitor.state.engine_state import EngineState
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.kinds import Tier, TierOp
+from kvscope.monitor.ledger.engine_state import EngineState
+from kvscope.monitor.probes.packer import Packer, Vitals
 from tests.engine.process import wait_for
 
 BLOCK = 4

@@ -14,10 +14,10 @@ import pytest
 
 from kvscope.engine.core.intake import Refused
 from kvscope.engine.models.tokens import ByteTokenizer
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import SamplingParams
 from kvscope.engine.serving.llm import LLM
 from kvscope.engine.serving.text_stream import TextStream
-from kvscope.monitor.events.kinds import Status
+from kvscope.monitor.contract.kinds import Status
 from tests.engine import checkpoints
 
 ROOT = Path(__file__).parent.parent.parent

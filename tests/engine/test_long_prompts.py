@@ -6,11 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
-
-pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
-
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.engine import checkpoints
@@ -38,11 +35,11 @@ def test_health_is_answered_while_a_long_prompt_is_tokenized(engine: EngineProce
     body: dict[str, Any] = {"prompt": text}
     if "chat" in path:
         body = {"messages": [{"role": "user", "content": text}]}
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     asking = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{engine.url}/{path}", json=body, timeout=PATIENCE_S))
+        target=lambda: answers.append(httpx2.post(f"{engine.url}/{path}", json=body, timeout=PATIENCE_S))
     )
-    with httpx.Client(timeout=PATIENCE_S) as other:
+    with httpx2.Client(timeout=PATIENCE_S) as other:
         other.get(f"{engine.url}/health")
         asking.start()
         healthy = 0

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.assembly import HOST_STORE_POOLS
 from kvscope.engine.core.engine_core import EngineCore
@@ -23,15 +24,14 @@ from kvscope.engine.execution.cuda_graphs import sizes_up_to
 from kvscope.engine.execution.memory_plan import DEVICE_HEADROOM, UNMEASURED, Cuda, Host, Meter, Plan, make_plan
 from kvscope.engine.execution.model_runner import kv_bytes_per_block, num_blocks_for
 from kvscope.engine.faults import PLACES, Faults
-from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis.memory_breakdown import GIB_B, breakdown_of, fit_requested, measured, rounding, use_all
-from kvscope.monitor.cli import main
-from kvscope.monitor.events.event_log import EventLog, Flushed
-from kvscope.monitor.events.kinds import SCHEMA, Kind
-from kvscope.monitor.events.samples import Fact
+from kvscope.engine.requests.request import SamplingParams
+from kvscope.monitor.contract.event_log import EventLog, Flushed
+from kvscope.monitor.contract.kinds import SCHEMA, Kind
+from kvscope.monitor.contract.samples import Fact
+from kvscope.monitor.ledger.memory_breakdown import GIB_B, breakdown_of, fit_requested, measured, rounding, use_all
 from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.terminal.cli import main
 from tests.engine.process import EngineProcess
 
 SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -53,7 +53,7 @@ def plan_of(config: EngineConfig) -> Plan:
 
 IN_A_FRESH_PROCESS = """
 import dataclasses, json, sys
-from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.execution.memory_plan import Host, make_plan
 from kvscope.engine.models import load_model
@@ -211,7 +211,7 @@ UNDER_LOAD = r"""
 import re, sys
 from pathlib import Path
 from kvscope.engine.serving.llm import LLM
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import SamplingParams
 budget = int(sys.argv[1])
 llm = LLM("tiny", memory_budget=budget, gpu_memory_utilization=1.0, max_model_len=512, max_num_seqs=16,
           max_num_batched_tokens=1024)
@@ -262,8 +262,8 @@ def test_graphs_are_on_the_bill_as_estimated_and_as_captured(caplog: pytest.LogC
     with caplog.at_level("INFO"):
         plan, _ = breakdown_with_graphs()
     rows, tables = WITH_GRAPHS["max_num_seqs"], WITH_GRAPHS["max_model_len"]
-    # Token, position, slot, length and table of each row, int64; and on the CPU nothing besides.
-    assert plan.graphs == plan.graphs_estimated == 8 * rows * (4 + tables)
+    # Token, position, slot and length of each row, int64, and its table, int32; and on the CPU nothing besides.
+    assert plan.graphs == plan.graphs_estimated == rows * (8 * 4 + 4 * tables)
     parts = plan.weights + plan.activations + plan.non_torch + plan.graphs + plan.kv_pool
     assert 0 <= plan.requested - DEVICE_HEADROOM - parts < TOKEN
     facts = {
@@ -330,14 +330,14 @@ def test_sizing_bad_suggestion(fault: bool) -> None:
 
 
 MEMORY_HELD = """
-from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.memory_plan import device_of
 from kvscope.engine.models import load_model
 from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.analysis.memory_breakdown import measured
+from kvscope.engine.requests.request import SamplingParams
+from kvscope.monitor.ledger.memory_breakdown import measured
 from tests.engine.steps import plan
 steps, rows = 10, 512
 fault = f"sizing.elsewhere:after={steps}"
@@ -351,7 +351,7 @@ step = plan(*((Request(number, "", [1], SamplingParams(temperature=0)), 1) for n
 batch = core.runner.prepare(step, dict.fromkeys(range(rows), [[1]]))
 for runs in (steps, 5 * steps):
     for _ in range(runs):
-        core.runner.run(batch)
+        core.runner.run(batch)()
     now = device_of(config).read()
     print(now.used_here, measured(core.plan.event(now))["elsewhere"], runs * rows * loaded.config.vocab_size * 4)
 core.close()
@@ -381,8 +381,23 @@ def test_sizing_elsewhere() -> None:
 def test_an_nvml_that_fails_while_the_engine_works_leaves_its_own_share_unknown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py: pip install -e .[engine]")
+    def fails() -> list[object]:
+        raise OSError("the driver is gone")
+
     device = Cuda.__new__(Cuda)  # one whose driver answered at the start, and answers no longer
-    device._nvml, device._nvml_failed, device._handle = pynvml, False, None
+    device._processes = fails
     assert [device._used_here() for _ in range(3)] == [None] * 3
     assert caplog.text.count("NVML") == 1
+
+
+def test_without_nvml_a_gpu_is_planned_by_what_torch_knows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This machine has no driver, as a container has that may compute only."""
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (60 << 30, 80 << 30))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 5 << 30)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 4 << 30)
+    device = Cuda("cuda:1")
+    assert "NVML" in caplog.text
+    assert device.read() == (80 << 30, 60 << 30, UNMEASURED, UNMEASURED, 5 << 30, 4 << 30)
+    assert device.non_torch(0) == 15 << 30

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
-pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,9 +19,7 @@ from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.execution.model_runner import ModelRunner
 from kvscope.engine.models import LoadedModel, load_model, tiny
 from kvscope.engine.models.tokens import ByteTokenizer, DirectoryTokenizer
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, Sampled, SamplingParams
 from tests.engine import checkpoints
 from tests.engine.steps import execute, plan
 
@@ -110,7 +107,7 @@ def test_a_window_one_token_longer_or_shorter_is_not_the_same(name: str, tmp_pat
     """The comparisons with transformers would see it; and a window as long as the prompt is none."""
     checkpoints.save(name, tmp_path)
     prompt = checkpoints.prompts(2, 100, seed=3)[1]
-    window = checkpoints.CONFIGS[name].sliding_window
+    window = checkpoints.CONFIGS[name].settings["sliding_window"]
     stated = checkpoints.logits(tmp_path, prompt, torch.float32)
     for sliding_window in (window - 1, window, window + 1, len(prompt)):
         checkpoints.edit(tmp_path, sliding_window=sliding_window)

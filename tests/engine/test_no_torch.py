@@ -5,20 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.usefixtures("real_parts")
 def test_blocks_and_scheduler_import_no_torch() -> None:
     modules = (
         "kvscope.engine.blocks.table_audit",
-        "kvscope.engine.blocks.free_queue",
+        "kvscope.engine.blocks.block_pool",
         "kvscope.engine.blocks.prefix_hashes",
         "kvscope.engine.blocks.kv_cache_manager",
         "kvscope.engine.blocks.block_pool",
         "kvscope.engine.config",
         "kvscope.engine.connectors.base",
         "kvscope.engine.faults",
-        "kvscope.engine.scheduling.waiting_queue",
+        "kvscope.engine.scheduling.scheduler_state",
         "kvscope.engine.requests.request",
-        "kvscope.engine.requests.sampling_params",
+        "kvscope.engine.requests.request",
         "kvscope.engine.scheduling.scheduler",
         "kvscope.engine.core.watchdog",
     )

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
-from kvscope.engine.scheduling.step_plan import SchedulerOutput
+from kvscope.engine.scheduling.scheduler_state import SchedulerOutput
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Limit, Release
 from kvscope.monitor.detectors.corrupt.anomalies import CODE_OF
-from kvscope.monitor.events.kinds import Limit, Release
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES, EngineLedger
-from tests.lab import Lab
 
 LABS = 20
 STEPS = 500
@@ -102,8 +102,8 @@ def test_with_the_fault_the_same_steps_are_caught_and_the_ledger_says_so() -> No
         for frame in lab.frames:
             ledger.apply(frame)
         found = [anomaly.anomaly for anomaly in ledger.anomalies]
-        assert {CODE_OF[anomaly.what] for anomaly in found} <= {USE_AFTER_FREE}
-        if max(Counter(anomaly.what for anomaly in found).values(), default=0) < MAX_ANOMALIES:
+        assert {CODE_OF[anomaly.kind] for anomaly in found} <= {USE_AFTER_FREE}
+        if max(Counter(anomaly.kind for anomaly in found).values(), default=0) < MAX_ANOMALIES:
             assert set(lab.clobbered) <= {anomaly.block for anomaly in found}
         seen += len(lab.clobbered)
     assert seen > 0

@@ -7,22 +7,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
-pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.connectors.peer import PeerConnector
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.core.intake import Refused
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.kv_transfer import KVTransferParams
-from kvscope.engine.requests.request_output import Output
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.events.kinds import Status
+from kvscope.engine.requests.request import KVTransferParams, Output, SamplingParams
+from kvscope.monitor.contract.kinds import Status
 from tests.engine import checkpoints
 from tests.engine.process import EngineProcess, wait_for
 
@@ -33,7 +30,7 @@ COUNT = 8
 
 def ask(url: str, prompt: list[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **fields}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    response = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
-pytest.importorskip("transformers", reason="needs transformers: pip install -e .[dev]")
 
 import torch
 
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import SamplingParams
 from kvscope.engine.serving.llm import LLM
 from tests.engine import checkpoints
 from tests.engine.process import PATIENCE_S, EngineProcess
@@ -92,7 +91,7 @@ def engine() -> Iterator[EngineProcess]:
 
 def ask(engine: EngineProcess, status: int = 200, **body: Any) -> dict[str, Any]:
     asked = {"prompt": "hello there", "temperature": 0, "max_tokens": 5, "ignore_eos": True} | body
-    answer = httpx.post(f"{engine.url}/v1/completions", json=asked, timeout=PATIENCE_S)
+    answer = httpx2.post(f"{engine.url}/v1/completions", json=asked, timeout=PATIENCE_S)
     assert answer.status_code == status, answer.text
     body = answer.json()
     return body if status != 200 else body["choices"][0]
@@ -102,11 +101,11 @@ def test_an_echo_begins_with_the_prompt(engine: EngineProcess) -> None:
     plain = ask(engine)
     assert ask(engine, echo=True)["text"] == "hello there" + plain["text"]
     assert ask(engine, echo=True)["logprobs"] is None
-    ids = httpx.post(f"{engine.url}/tokenize", json={"prompt": "hello there"}, timeout=PATIENCE_S).json()["tokens"]
+    ids = httpx2.post(f"{engine.url}/tokenize", json={"prompt": "hello there"}, timeout=PATIENCE_S).json()["tokens"]
     assert ask(engine, echo=True, prompt=ids)["text"] == "hello there" + plain["text"]
     only = ask(engine, echo=True, max_tokens=0)
     assert (only["text"], only["finish_reason"]) == ("hello there", "length")
-    several = httpx.post(
+    several = httpx2.post(
         f"{engine.url}/v1/completions",
         json={"prompt": ["one", "two"], "n": 2, "echo": True, "max_tokens": 2, "seed": 1},
         timeout=PATIENCE_S,
@@ -137,10 +136,10 @@ def test_a_streamed_echo_is_the_same_text(engine: EngineProcess) -> None:
     for more in ({}, {"max_tokens": 0}):
         whole = ask(engine, echo=True, logprobs=0, **more)
         body = {"prompt": "hello there", "temperature": 0, "max_tokens": 5, "ignore_eos": True, "echo": True}
-        streamed = httpx.post(
+        streamed = httpx2.post(
             f"{engine.url}/v1/completions", json=body | {"stream": True, "logprobs": 0, **more}, timeout=PATIENCE_S
         )
-        chunks = [httpx.Response(200, text=line[6:]).json() for line in streamed.text.split("\n\n") if "{" in line]
+        chunks = [httpx2.Response(200, text=line[6:]).json() for line in streamed.text.split("\n\n") if "{" in line]
         choices = [chunk["choices"][0] for chunk in chunks]
         assert "".join(choice["text"] for choice in choices) == whole["text"]
         reported = [choice["logprobs"] for choice in choices if choice["logprobs"]]
@@ -153,6 +152,6 @@ def test_what_cannot_be_told_is_refused(engine: EngineProcess) -> None:
         assert ask(engine, 400, **body)["error"]["param"] == "prompt_logprobs"
     assert ask(engine, 400, max_tokens=0)["error"]["param"] == "max_tokens"
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "prompt_logprobs": 0}
-    answer = httpx.post(f"{engine.url}/v1/chat/completions", json=chat, timeout=PATIENCE_S).json()
+    answer = httpx2.post(f"{engine.url}/v1/chat/completions", json=chat, timeout=PATIENCE_S).json()
     assert answer["prompt_logprobs"][0] is None
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
@@ -10,11 +13,9 @@ import torch
 
 from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.execution.model_runner import ModelRunner, kv_bytes_per_block, num_blocks_for
+from kvscope.engine.execution.model_runner import ModelRunner, Runner, kv_bytes_per_block, num_blocks_for
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, Sampled, SamplingParams
 from tests.engine.steps import execute, plan
 
 BLOCK_SIZE = 4
@@ -123,6 +124,37 @@ def test_the_pool_is_as_large_as_its_memory_or_as_told() -> None:
 def test_a_setting_that_cannot_be_is_refused_by_name(setting: str, value: object) -> None:
     with pytest.raises(ValueError, match="fault" if setting == "faults" else setting):
         EngineConfig(**{setting: value})
+
+
+def test_a_gpu_is_taken_where_there_is_one_and_the_type_that_suits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvscope.engine.config.GPU_NODES", (str(tmp_path / "nvidiactl"),))
+    assert (EngineConfig().device, EngineConfig().dtype) == ("cpu", "float32")
+    (tmp_path / "nvidiactl").touch()
+    assert (EngineConfig().device, EngineConfig().dtype) == ("cuda", "auto")
+    assert (EngineConfig(device="cpu").device, EngineConfig(device="cpu").dtype) == ("cpu", "float32")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert EngineConfig().device == "cpu"
+
+
+def test_whatever_runs_runs_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, and each thread has its own current one."""
+    entered: list[object] = []
+
+    def current(device: object) -> AbstractContextManager[None]:
+        entered.append(device)
+        return nullcontext()
+
+    run = runner()
+    monkeypatch.setattr("torch.cuda.device", current)
+    monkeypatch.setattr("torch.cuda.synchronize", entered.append)
+    monkeypatch.setattr(run, "_device", "cuda:1")
+    run.check()
+    assert entered == ["cuda:1", "cuda:1"]
+    assert {name for name in vars(Runner) if not name.startswith("_")} == {
+        name for name in vars(ModelRunner) if hasattr(getattr(ModelRunner, name), "__wrapped__")
+    }
 
 
 def test_a_copy_in_parts_is_the_copy_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,8 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 
 import torch
 
-from kvscope.engine.execution.sampler import SamplingTensors, sample
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.request_output import Sampled
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, Sampled, SamplingParams
+from tests.engine.steps import sample
 
 PROBABILITIES = [0.4, 0.3, 0.2, 0.1]
 DRAWS = 4000
@@ -28,7 +26,7 @@ def request(number: int = 1, outputs: int = 0, **params: Any) -> Request:
 
 
 def choose(logits: torch.Tensor, requests: list[Request], seed: int) -> list[Sampled]:
-    return sample(logits, [SamplingTensors.of(one) for one in requests], seed)
+    return sample(logits, requests, seed)
 
 
 def tokens(logits: torch.Tensor, requests: list[Request], seed: int) -> list[int]:
@@ -185,7 +183,7 @@ def test_no_end_is_sampled_before_min_tokens_and_one_may_be_after() -> None:
 
     def chosen(outputs: int, **params: Any) -> int:
         asked = request(1, outputs=outputs, temperature=0.0, min_tokens=2, max_tokens=9, **params)
-        (sampled,) = sample(logits, [SamplingTensors.of(asked)], 0, eos_token_ids=frozenset({0}))
+        (sampled,) = sample(logits, [asked], 0, eos=frozenset({0}))
         return sampled.token_id
 
     assert [chosen(outputs) for outputs in (0, 1, 2)] == [1, 1, 0]

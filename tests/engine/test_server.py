@@ -12,20 +12,23 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import jsonschema
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope.monitor.events.samples import Fact
-from kvscope.monitor.events.trace_context import parse_traceparent
+from kvscope.engine.serving.openai_protocol import BadRequest, CompletionRequest, parse_request
+from kvscope.monitor.contract.samples import Fact
+from kvscope.monitor.contract.trace_context import parse_traceparent
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.engine_log import Log
 from tests.engine.process import PATIENCE_S, EngineProcess, follow, wait_for
 from tests.engine.test_grammar import NOTHING, REGEX, SCHEMA
+
+if TYPE_CHECKING:
+    import openai
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
@@ -41,6 +44,8 @@ def engine() -> Iterator[EngineProcess]:
 
 @pytest.fixture
 def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
@@ -48,7 +53,7 @@ def client(engine: EngineProcess) -> Iterator[openai.OpenAI]:
 def metrics(engine: EngineProcess) -> dict[str, float]:
     """Every sample of /metrics by name; of those with more labels than model and engine, by name and label."""
     found = {}
-    for family in text_string_to_metric_families(httpx.get(f"{engine.url}/metrics").text):
+    for family in text_string_to_metric_families(httpx2.get(f"{engine.url}/metrics").text):
         for sample in family.samples:
             more = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
             found[":".join((sample.name.removeprefix("vllm:"), *more))] = sample.value
@@ -195,8 +200,14 @@ def test_structured_output_of_a_completion(client: openai.OpenAI) -> None:
 
 
 def test_a_grammar_that_nothing_fits_is_said_to_its_client(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIError, match="regex cannot be used"):
-        client.completions.create(model="tiny", prompt="a", extra_body={"structured_outputs": {"regex": NOTHING}})
+    from openai import APIError, BadRequestError
+
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "a", "extra_body": {"structured_outputs": {"regex": NOTHING}}}
+    with pytest.raises(BadRequestError, match="structured_outputs: regex cannot be used") as refused:
+        client.completions.create(**asked)
+    assert refused.value.param == "structured_outputs"
+    with pytest.raises(APIError, match="structured_outputs: regex cannot be used"):
+        list(client.completions.create(stream=True, **asked))
 
 
 def test_what_a_benchmark_of_vllm_sends_is_served(engine: EngineProcess) -> None:
@@ -206,7 +217,7 @@ def test_what_a_benchmark_of_vllm_sends_is_served(engine: EngineProcess) -> None
     content = [{"type": "text", "text": "a"}]
     chat = {"messages": [{"role": "user", "content": content}], "max_completion_tokens": 5, "top_p": 1.0, **common}
     for path, body, more in (("completions", text, 0), ("chat/completions", chat, 1)):
-        answer = httpx.post(f"{engine.url}/v1/{path}", json=body, timeout=PATIENCE_S)
+        answer = httpx2.post(f"{engine.url}/v1/{path}", json=body, timeout=PATIENCE_S)
         chunks = answer.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
         bodies = [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
         assert len([body for body in bodies if body["choices"]]) == 5 + more
@@ -286,7 +297,7 @@ def test_a_stop_string_ends_a_text_and_frees_its_request(client: openai.OpenAI, 
 def test_what_cannot_be_served_is_refused_by_name(
     engine: EngineProcess, path: str, body: dict[str, Any], status: int, param: str | None, says: str
 ) -> None:
-    answer = httpx.post(f"{engine.url}/v1/{path}", json=body, timeout=PATIENCE_S)
+    answer = httpx2.post(f"{engine.url}/v1/{path}", json=body, timeout=PATIENCE_S)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param)
     assert says in error["message"]
@@ -294,10 +305,10 @@ def test_what_cannot_be_served_is_refused_by_name(
 
 
 def test_a_body_that_is_no_json_and_an_id_that_is_none(engine: EngineProcess) -> None:
-    answer = httpx.post(f"{engine.url}/v1/completions", content=b"{")
+    answer = httpx2.post(f"{engine.url}/v1/completions", content=b"{")
     assert answer.status_code == 400
     assert "not JSON" in answer.json()["error"]["message"]
-    spaced = httpx.post(f"{engine.url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "a b"})
+    spaced = httpx2.post(f"{engine.url}/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "a b"})
     assert spaced.status_code == 400
     assert spaced.json()["error"]["param"] == "X-Request-Id"
 
@@ -339,7 +350,7 @@ def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str
         follow(live, [ledger], lambda: ledger.ready)
         ids = []
         for traceparent in (header, "not a trace"):
-            answer = httpx.post(
+            answer = httpx2.post(
                 f"{engine.url}/v1/{path}",
                 json={**body, "max_tokens": 2, "model": "tiny"},
                 headers={"traceparent": traceparent},
@@ -353,8 +364,8 @@ def test_a_request_is_part_of_its_callers_trace(engine: EngineProcess, path: str
 
 
 def test_health_tells_idle_from_serving_and_from_stalled(engine: EngineProcess) -> None:
-    def health() -> httpx.Response:
-        return httpx.get(f"{engine.url}/health")
+    def health() -> httpx2.Response:
+        return httpx2.get(f"{engine.url}/health")
 
     wait_for(lambda: health().json()["status"] == "idle")
     with socket.create_connection(_address(engine)) as connection:
@@ -460,6 +471,12 @@ def _address(engine: EngineProcess) -> tuple[str, int]:
 
 
 def _post(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
-    request = httpx.Request("POST", f"http://engine{path}", json=body, headers=headers)
+    request = httpx2.Request("POST", f"http://engine{path}", json=body, headers=headers)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content
+
+
+def test_more_lists_than_one_request_may_have_are_refused_before_they_are_made() -> None:
+    body = b'{"model": "tiny", "prompt": [' + b",".join([b"[1]"] * 3_000) + b"]}"
+    with pytest.raises(BadRequest, match="3,000 prompts are more than the 2,048 texts"):
+        parse_request(CompletionRequest, body)

@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.engine.bench.load_bench import BenchLoad
+from kvscope.engine.bench.simulated_bench import bench_simulated
+from kvscope.engine.bench.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.lab.load_bench import BenchLoad
-from kvscope.engine.lab.simulated_bench import bench_simulated
-from kvscope.engine.lab.simulated_engine import SimulatedEngine, StepTime
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.request_output import Output
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Output, SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Batch, decode
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.kinds import Kind
+from kvscope.monitor.contract.wire import Batch, decode
+from kvscope.monitor.questions.pipeline import Pipeline
 
 LEASE_S = 180.0
 

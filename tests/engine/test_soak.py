@@ -13,12 +13,12 @@ import statistics
 import threading
 import time
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
-from kvscope.monitor.findings import severity_at_least
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.detectors.findings import severity_at_least
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import EngineProcess
 
@@ -39,7 +39,7 @@ class Client(threading.Thread):
     def __init__(self, url: str, seed: int, stopping: threading.Event) -> None:
         super().__init__()
         self.rng = random.Random(seed)
-        self.client = httpx.Client(base_url=url, trust_env=False)
+        self.client = httpx2.Client(base_url=url, trust_env=False)
         self.stopping = stopping
         self.ends = {"answered": 0, "went away": 0, "gave up": 0}
 
@@ -64,7 +64,7 @@ class Client(threading.Thread):
                         self.ends["went away"] += 1
                         return
             self.ends["answered"] += 1
-        except httpx.TimeoutException:
+        except httpx2.TimeoutException:
             self.ends["gave up"] += 1
 
 

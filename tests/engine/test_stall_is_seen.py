@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.core.assembly import EventStream
 from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import SamplingParams
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import parse_settings
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
 from tests.engine.process import EngineProcess
@@ -73,7 +73,7 @@ def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
     """Its HTTP server hangs with it; silence and a cut network look the same from here."""
     with EngineProcess("--stall-seconds", "1") as engine:
         stream, watch = LiveStream(engine.events, engine.replay), Pipeline(parse_settings(SILENCE))
-        client = httpx.Client(base_url=engine.url, timeout=None, trust_env=False)
+        client = httpx2.Client(base_url=engine.url, timeout=None, trust_env=False)
         body = {"model": "tiny", "prompt": "freeze", "max_tokens": 3000, "ignore_eos": True}
         asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))
         asking.start()

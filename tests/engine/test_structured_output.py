@@ -18,15 +18,14 @@ pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from kvscope.engine.config import EngineConfig
+from kvscope.engine.core.assembly import EventStream
 from kvscope.engine.core.engine_core import EngineCore
-from kvscope.engine.core.event_stream import EventStream
 from kvscope.engine.models import LoadedModel, load_model
 from kvscope.engine.models.tokens import ByteTokenizer
-from kvscope.engine.requests.request_output import Output
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Output, SamplingParams
 from kvscope.engine.requests.structured_output import StructuredOutputs
 from kvscope.engine.serving.llm import LLM
-from kvscope.monitor.events.kinds import Cause, Status
+from kvscope.monitor.contract.kinds import Cause, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import follow, wait_for
@@ -170,7 +169,8 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_and_no_other() -> No
     with running(tiny()) as engine:
         nothing, something = engine.ask("nothing", NOTHING), engine.ask("something", "a")
         assert engine.last(nothing).status == Status.FINISHED_ERROR
-        assert "structured_outputs: regex cannot be used: no token" in engine.last(nothing).error
+        assert engine.last(nothing).blamed == "structured_outputs"
+        assert "regex cannot be used: no token" in engine.last(nothing).error
         assert engine.last(something).status == Status.FINISHED_STOPPED
 
 

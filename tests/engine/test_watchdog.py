@@ -7,17 +7,16 @@ import threading
 
 import pytest
 
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.core.watchdog import Watchdog
-from kvscope.engine.lab.clock import VirtualClock
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.request_output import Output
-from kvscope.engine.requests.sampling_params import SamplingParams
-from kvscope.monitor.events.kinds import Cause, Kind, Status
+from kvscope.engine.requests.request import Output, SamplingParams
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Cause, Kind, Status
 from tests.engine.before import with_before
 from tests.engine.process import wait_for
-from tests.lab import Lab
 
 STALL_S = 30.0
 
@@ -59,6 +58,19 @@ def test_a_request_that_can_never_fit_and_those_behind_it_stall_once() -> None:
     lab.rest(1)
     assert lab.watchdog.stalled == {}
     assert lab.watchdog.engine_stalled_s == 0
+
+
+def test_an_engine_does_not_stall_for_longer_than_any_request_has_waited() -> None:
+    lab = WatchedLab(total=9, block_size=4)
+    too_large = lab.arrive(40)
+    lab.rest(round(STALL_S) - 1)
+    lab.abort(too_large)
+    lab.arrive(40)  # between two looks, so that the engine was never seen empty
+    lab.rest(2)
+    assert lab.watchdog.engine_stalled_s == 0
+    lab.rest(round(STALL_S) - 1)
+    assert lab.watchdog.engine_stalled_s >= STALL_S
+    assert len(lab.watchdog.stalled) == 1
 
 
 def test_who_moves_however_slowly_does_not_stall() -> None:

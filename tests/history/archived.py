@@ -7,13 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
+from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.history import segment_writer
 from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import ClosedSegment, closed_segments, directory_of
 from tests.history.test_writer import ReceivedRecords
-from tests.lab import Lab
 
 
 def kept(history: Path, lab: Lab, segment_bytes: int = 15_000, first: int = 0, last: int = 1 << 30) -> list[Path]:

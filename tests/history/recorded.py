@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.wire import Batch, Frame, encode
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.wire import Batch, Frame, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import UNKNOWN_POSITION
-from tests.lab import Lab
+from kvscope.monitor.ledger.records import UNKNOWN_POSITION
 from tests.state_dump import comparable
 
 

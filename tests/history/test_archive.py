@@ -17,28 +17,21 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.cli import main
-from kvscope.monitor.errors import BadTarget
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.errors import BadTarget
 from kvscope.monitor.history import archiver as archiver_module
-from kvscope.monitor.history.archive_files import PROTOCOL, ArchiveFiles
-from kvscope.monitor.history.archive_manifest import SegmentRange
-from kvscope.monitor.history.archive_store import Archive
+from kvscope.monitor.history.archive_store import Archive, SegmentRange
 from kvscope.monitor.history.archiver import Archiver
 from kvscope.monitor.history.retention import Keep, Keeper
-from kvscope.monitor.history.sql_segments import (
-    BadQuery,
-    HiddenPoints,
-    SqlSegment,
-    TimeRange,
-    hidden_points,
-    overlapping,
-)
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.sql_files import PROTOCOL, ArchiveFiles
+from kvscope.monitor.history.sql_query import BadQuery, SqlBounds, SqlSource, TimeRange
+from kvscope.monitor.history.sql_segments import HiddenPoints, SqlSegment, hidden_points, overlapping
+from kvscope.monitor.terminal.cli import main
 from tests.history.archived import closed_of, kept
 from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
+from tests.history.queried import asked, rows_of
 from tests.history.recorded import worked
 from tests.history.test_kept_samples import kept_in
-from tests.lab import Lab
 
 pytestmark = pytest.mark.usefixtures("archive_runtime")
 
@@ -74,12 +67,11 @@ def lab() -> Lab:
     return worked(200, seed=5)
 
 
-def ask(query: str, of: SqlInput) -> list[dict[str, Any]]:
-    with answer(query, of) as found:
-        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+def ask(query: str, of: SqlSource) -> list[dict[str, Any]]:
+    return rows_of(query, of)
 
 
-def all_rows(of: SqlInput) -> list[list[dict[str, Any]]]:
+def all_rows(of: SqlSource) -> list[list[dict[str, Any]]]:
     return [ask(query, of) for query in QUERIES]
 
 
@@ -87,19 +79,19 @@ def test_disk_and_archive_give_the_same_rows_as_the_disk_alone(tmp_path: Path, l
     history = tmp_path / "history"
     closed = kept(history, lab)
     assert len(closed) > 3
-    before = all_rows(SqlInput(history))
+    before = all_rows(SqlSource(history))
     assert all(before)
     archive = Archive(url, make=True)
     archiver = Archiver(history, archive)
     archiver.archive_all()
     assert archiver.figures().segments == len(closed)
     assert archiver.problem() == ""
-    assert all_rows(SqlInput(history, archive=archive)) == before
+    assert all_rows(SqlSource(history, archive=archive.url)) == before
     for path in closed[:-2]:  # as retention does; two are in both places still
         shutil.rmtree(path)
-    assert len(ask(QUERIES[0], SqlInput(history))) < len(before[0])
-    assert all_rows(SqlInput(history, archive=archive)) == before
-    (rows,) = ask("SELECT count(*) AS n FROM events", SqlInput(None, archive=archive))
+    assert len(ask(QUERIES[0], SqlSource(history))) < len(before[0])
+    assert all_rows(SqlSource(history, archive=archive.url)) == before
+    (rows,) = ask("SELECT count(*) AS n FROM events", SqlSource(None, archive=archive.url))
     assert 0 < rows["n"] < len(before[0])  # the open segment is on the disk alone
 
 
@@ -122,13 +114,13 @@ def test_a_segment_is_seen_whole_or_not_at_all(
 ) -> None:
     history, url = tmp_path / "history", s3(endpoint, monkeypatch)
     closed = kept(history, lab)
-    before = ask("SELECT count(*) AS n FROM events", SqlInput(history))
+    before = ask("SELECT count(*) AS n FROM events", SqlSource(history))
     command = [sys.executable, "-m", "tests.history.archived", str(history), url, str(kill_at + 6)]
     killed = subprocess.run(command, cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     archive = Archive(url)
     assert len(list(archive.segments(*ALWAYS))) == 1
-    assert ask("SELECT count(*) AS n FROM events", SqlInput(history, archive=archive)) == before
+    assert ask("SELECT count(*) AS n FROM events", SqlSource(history, archive=archive.url)) == before
     archiver = Archiver(history, archive)
     archiver.archive_all()
     assert archiver.figures().segments == len(closed) - 1
@@ -141,8 +133,8 @@ def test_a_commit_without_its_marker_is_found(tmp_path: Path, lab: Lab) -> None:
     Archiver(tmp_path / "history", archive).archive_all()
     for path in closed:
         (path / archiver_module.MARKER_FILE).unlink()
-    before = ask(QUERIES[0], SqlInput(tmp_path / "history"))
-    assert ask(QUERIES[0], SqlInput(tmp_path / "history", archive=archive)) == before
+    before = ask(QUERIES[0], SqlSource(tmp_path / "history"))
+    assert ask(QUERIES[0], SqlSource(tmp_path / "history", archive=archive.url)) == before
     Archiver(tmp_path / "history", archive).archive_all()
     assert len(list(archive.segments(*ALWAYS))) == len(closed)
 
@@ -160,17 +152,17 @@ def test_two_writers_of_one_engine_count_once(tmp_path: Path, lab: Lab) -> None:
     for thread in threads:
         thread.join()
     assert len(list(archive.segments(*ALWAYS))) == sum(len(closed_of(writer, lab)) for writer in writers)
-    for of in (SqlInput(None, archive=archive), SqlInput(writers[0], archive=archive)):
+    for of in (SqlSource(None, archive=archive.url), SqlSource(writers[0], archive=archive.url)):
         rows = ask("SELECT * EXCLUDE (time) FROM events WHERE sequence >= 0 ORDER BY sequence, event", of)
         until = rows[-1]["sequence"]
         stated = ask(
             f"SELECT * EXCLUDE (time) FROM events WHERE sequence BETWEEN 0 AND {until} ORDER BY sequence, event",
-            SqlInput(tmp_path / "all" / "history"),
+            SqlSource(tmp_path / "all" / "history"),
         )
         assert rows == stated
         points = ask("SELECT at_ns, count(*) AS n FROM points GROUP BY at_ns HAVING n > 1", of)
         assert points == []
-    assert len(ask("FROM points", SqlInput(None, archive=archive))) > 10
+    assert len(ask("FROM points", SqlSource(None, archive=archive.url))) > 10
 
 
 def test_segments_that_share_nothing_are_read_as_they_are() -> None:
@@ -185,7 +177,7 @@ def test_segments_that_share_nothing_are_read_as_they_are() -> None:
     assert hidden_points(shared) == [HiddenPoints("d", 50, 90), HiddenPoints("b", 100, 120)]
 
 
-def test_a_window_reads_its_own_segments_alone(tmp_path: Path, lab: Lab) -> None:
+def test_a_window_reads_its_own_segments_alone(tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     history = tmp_path / "history"
     kept(history, lab)
     archive = Archive(str(tmp_path / "archive"), make=True)
@@ -194,17 +186,17 @@ def test_a_window_reads_its_own_segments_alone(tmp_path: Path, lab: Lab) -> None
     window = TimeRange(segments[1].from_ns + 1, segments[2].to_ns - 1)
     here = ask(
         f"SELECT * EXCLUDE (time) FROM events WHERE at_ns BETWEEN {window.since_ns} AND {window.until_ns} ORDER BY ALL",
-        SqlInput(history),
+        SqlSource(history),
     )
     read: set[str] = set()
-    really = archive.read
+    really = Archive.read
 
-    def noted(path: str, start: int, end: int) -> bytes:
+    def noted(reading: Archive, path: str, start: int, end: int) -> bytes:
         read.add(path)
-        return really(path, start, end)
+        return really(reading, path, start, end)
 
-    archive.read = noted  # type: ignore[method-assign]
-    assert ask(QUERIES[0], SqlInput(None, archive=archive, window=window)) == here
+    monkeypatch.setattr(Archive, "read", noted)
+    assert ask(QUERIES[0], SqlSource(None, archive=archive.url, window=window)) == here
     named = {segment.path.name for segment in segments if segment.from_ns <= window.until_ns}
     named -= {segment.path.name for segment in segments if segment.to_ns < window.since_ns}
     assert {path.split("/")[3][: len(next(iter(named)))] for path in read} == named
@@ -212,7 +204,7 @@ def test_a_window_reads_its_own_segments_alone(tmp_path: Path, lab: Lab) -> None
     assert len(named) < len(segments)
     far = TimeRange(segments[-1].to_ns + 10**15, segments[-1].to_ns + 2 * 10**15)
     with pytest.raises(BadQuery, match="none of that time"):
-        ask("FROM events", SqlInput(None, archive=archive, window=far))
+        ask("FROM events", SqlSource(None, archive=archive.url, window=far))
 
 
 def test_retention_keeps_what_is_not_archived_unless_the_disk_is_full(
@@ -298,7 +290,7 @@ def test_a_segment_that_waits_too_long_is_behind(tmp_path: Path, lab: Lab, monke
     now_s = time.time()
     archiver = Archiver(tmp_path / "history", archive, wall_s=lambda: now_s)
     with monkeypatch.context() as slow:
-        slow.setattr(archive, "has", lambda _path: archiver._stopping.set())  # ends after the first segment
+        slow.setattr(archive, "has", lambda _path: archiver._thread.ask_to_stop())  # ends after the first segment
         archiver.archive_all()
     assert archiver.figures().waiting > 0
     assert archiver.problem() == ""
@@ -320,7 +312,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path, lab: Lab) -> None:
     kept(tmp_path / "history", lab)
     archive = Archive(str(tmp_path / "archive"), make=True)
     Archiver(tmp_path / "history", archive).archive_all()
-    of = SqlInput(None, archive=archive)
+    of = SqlSource(None, archive=archive.url)
     events = sorted((tmp_path / "archive").glob("segments/*/*/*/events.parquet"))[0]
     whole = events.read_bytes()
     events.write_bytes(whole[:-100])
@@ -351,7 +343,7 @@ def test_an_engine_without_a_stream_is_archived_too(tmp_path: Path) -> None:
     archiver.archive_all()
     assert archiver.figures().segments == 2
     for table in ("events", "points"):
-        assert ask(f"FROM {table}", SqlInput(None, archive=archive)) == []
+        assert ask(f"FROM {table}", SqlSource(None, archive=archive.url)) == []
     manifest, _ = archive.manifests(list(archive.segments(*ALWAYS)))
     assert (manifest.sequences, manifest.points_ns) == (None, None)
     assert sum(file.rows for file in manifest.files) > 50
@@ -370,9 +362,9 @@ def test_a_segment_that_is_deleted_meanwhile_is_not_left_out(
         shutil.rmtree(closed[0])
         return found(*window)
 
-    of = SqlInput(tmp_path / "history", archive=archive)
+    of = SqlSource(tmp_path / "history", archive=archive.url)
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(archive, "segments", deleted)
+        meanwhile.setattr(Archive, "segments", lambda _archive, *window: deleted(*window))
         with pytest.raises(BadQuery, match="was deleted while the query began"):
             ask(QUERIES[0], of)
     assert ask(QUERIES[0], of)
@@ -414,7 +406,7 @@ def test_a_bucket_of_another_server_is_another_archive(
 def test_a_server_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     url = s3("http://127.0.0.1:9", monkeypatch)
     with pytest.raises(BadQuery, match=rf"cannot be read: {url}"):
-        ask("FROM events", SqlInput(None, archive=Archive(url)))
+        ask("FROM events", SqlSource(None, archive=url))
     with pytest.raises(BadTarget):
         Archive("s3://")
 
@@ -425,9 +417,8 @@ def test_a_query_of_an_archive_ends_in_time(tmp_path: Path, lab: Lab) -> None:
     Archiver(tmp_path / "history", archive).archive_all()
     endless = "SELECT count(*) FROM events a, events b, events c, events d WHERE a.at_ns + b.at_ns > c.at_ns + d.at_ns"
     began_s = time.monotonic()
-    of = SqlInput(None, archive=archive)
-    with pytest.raises(BadQuery, match=r"stopped after 0\.5 s"), answer(endless, of, 0.5) as found:
-        list(found.rows)
+    with pytest.raises(BadQuery, match=r"stopped after 3 s"):
+        asked(endless, SqlSource(None, archive.url), SqlBounds(3.0))
     assert time.monotonic() - began_s < 20
 
 
@@ -435,7 +426,7 @@ def test_threads_share_a_file_of_an_archive(tmp_path: Path) -> None:
     """Two of DuckDB's seek in one file before either reads."""
     content = random.Random(3).randbytes(5 << 20)
     (tmp_path / "file").write_bytes(content)
-    files = ArchiveFiles(Archive(str(tmp_path)), {"file": len(content)}, 60.0)
+    files = ArchiveFiles(Archive(str(tmp_path)), {"file": len(content)})
     both_sought = threading.Barrier(2)
     found: dict[int, bytes] = {}
     with files.open(f"{PROTOCOL}://file") as file:

@@ -11,10 +11,11 @@ import pytest
 
 from kvscope.monitor.history.archive_store import Archive
 from kvscope.monitor.history.archiver import Archiver
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.sql_query import SqlSource
 from tests.history.archived import kept
 from tests.history.clickhouse import DOCS, IN_DUCKDB, chdb_python, documented, run_clickhouse
 from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
+from tests.history.queried import tuples_of
 from tests.history.recorded import worked
 
 pytestmark = pytest.mark.usefixtures("archive_runtime")
@@ -37,8 +38,7 @@ def test_both_answer_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         archive.upload(closed[0] / "events.parquet", f"segments/{closed[0].parent.parent.name}/half/events.parquet")
         answers = run_clickhouse(python, documented(endpoint, BUCKET, "click/house", at_ns))[2:]
         for query, found in zip(IN_DUCKDB, answers, strict=True):
-            with answer(query.format(at_ns=at_ns), SqlInput(None, archive=archive)) as expected:
-                rows = [list(row) for row in expected.rows]
+            rows = [list(row) for row in tuples_of(query.format(at_ns=at_ns), SqlSource(None, archive.url))]
             assert rows
             assert found["rows"] == rows
 

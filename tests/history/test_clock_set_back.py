@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.analysis.partial_replay import observed
-from kvscope.monitor.events.wire import Batch, Keyframe
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.wire import Batch, Keyframe
 from kvscope.monitor.history import segment_writer
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
+from kvscope.monitor.ledger.partial_replay import observed
 from tests.history.recorded import ledger_state
 from tests.history.test_writer import ReceivedRecords
-from tests.lab import Lab
 
 HOUR_NS = 3_600_000_000_000
 SECOND_NS = 1_000_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import zlib
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from kvscope.monitor.events.journal import HEADER, RECORD
-from kvscope.monitor.events.wire import encode
-from kvscope.monitor.history.active_segment import Opened
+from kvscope.monitor.contract.journal import HEADER, RECORD
+from kvscope.monitor.contract.wire import encode
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.sealed_segment import write_tables
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.segment_readers import Opened
+from kvscope.monitor.history.sql_query import SqlSource
+from kvscope.monitor.history.sql_tables import SqlAnswer, with_answer
+from kvscope.monitor.terminal.cli import main
 from tests.history.recorded import ledger_state, worked, write
 
 ENGINE = "lab@127.0.0.1:0"
@@ -112,13 +115,43 @@ def test_a_flipped_bit_in_a_page_fails_its_checksum(tmp_path: Path) -> None:
     assert path.parent in history._damage
 
 
-def test_sql_leaves_out_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("table", ["events", "frames", "points"])
+@pytest.mark.parametrize("how", ["footer", "zeros", "short", "empty", "flipped"])
+def test_sql_leaves_out_a_damaged_file_and_names_it(tmp_path: Path, table: str, how: str) -> None:
     directory, _ = history_of(tmp_path)
-    (path,) = directory.rglob("events.parquet")
-    damage(path, "footer")
-    with caplog.at_level(logging.WARNING), answer("SELECT count(*) FROM events", SqlInput(directory)) as found:
-        assert next(iter(found.rows))[0] > 0
-    assert "is damaged and is left out" in caplog.text
+    asked = {"events": "FROM events", "frames": "FROM requests", "points": "FROM points"}[table]
+    (path,) = directory.rglob(f"{table}.parquet")
+    damage(path, how)
+
+    def taken(found: SqlAnswer) -> tuple[int, list[str]]:
+        return sum(1 for _ in found.rows), found.left_out
+
+    rows, left_out = with_answer(asked, SqlSource(directory), taken)
+    assert rows > 0 or table == "points"  # of which this history has none
+    assert left_out == [f"{path} is damaged and is left out"]
+
+
+def test_the_command_skips_what_is_no_segment_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A FIFO in its place, for which no writer ever comes, and bytes of something else."""
+    directory, _ = history_of(tmp_path)
+    query = ["sql", "SELECT count(*) AS n FROM events", "--data", str(tmp_path), "--format", "csv", "--timeout", "30"]
+    whole, sides = [], [next(directory.rglob("events.parquet")), next(directory.rglob("*.kvj"))]
+    for path in sides:
+        aside = path.rename(path.with_name("aside"))
+        os.mkfifo(path)
+        assert main(query) == 0
+        answer = capsys.readouterr()
+        whole.append(int(answer.out.split()[1]))
+        assert answer.err == f"monitor sql: {path} is no regular file and is left out\n"
+        path.unlink()
+        aside.rename(path)
+    assert main(query) == 0
+    assert sum(whole) == int(capsys.readouterr().out.split()[1])
+    sides[1].write_bytes(b"gone")
+    assert main(query) == 0
+    answer = capsys.readouterr()
+    assert int(answer.out.split()[1]) == whole[1]
+    assert f"{sides[1]} is not a segment of a kvscope journal" in answer.err
 
 
 @pytest.mark.parametrize("letter", [b"B", b"P", b"S"])

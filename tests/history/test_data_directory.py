@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
-from kvscope.monitor.alerting.alert_store import AlertStore
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Batch, decode
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.kinds import Kind
+from kvscope.monitor.contract.wire import Batch, decode
+from kvscope.monitor.outputs.alerting.alert_store import AlertStore
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.web.parts import Engine, service
 
@@ -53,7 +53,7 @@ def test_a_directory_that_goes_is_reported_and_written_anew(tmp_path: Path, how:
     with (
         Engine(tmp_path, total=400) as engine,
         service("--events", engine.events, "--data", str(data), *alerts) as url,
-        httpx.Client(base_url=url, trust_env=False) as client,
+        httpx2.Client(base_url=url, trust_env=False) as client,
     ):
         (history,) = until(lambda: list(data.glob("history/*@*")), "the engine's history")
         until(lambda: list(history.glob("*.kvj")), "a segment")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.analysis.event_history import scan_events
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.wire import Batch, Frame, encode
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.fuzzing.mutations import segment_of
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.wire import Batch, Frame, encode
+from kvscope.monitor.history import sealed_segment
 from kvscope.monitor.history.history import GAP_NS, History, NotKept
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import directory_of, history_segments
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
-from kvscope.monitor.state.fold import apply_events
+from kvscope.monitor.ledger.event_history import scan_events
+from kvscope.monitor.ledger.fold import apply_events
 from tests.history.recorded import folded, ledger_state, state_of, worked, write
-from tests.lab import Lab
 
 SMALL = 20_000
 """Bytes of a segment: a few of them for a short run."""
@@ -162,3 +167,50 @@ def test_a_history_grows_while_it_is_read(tmp_path: Path) -> None:
             folded(lab.frames, frame.wall_ns)
         )
     writer.close()
+
+
+PARTS = """
+import resource, sys
+from pathlib import Path
+from kvscope.monitor.history.sealed_segment import write_tables
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+small, large, into = map(Path, sys.argv[1:])
+write_tables(small, into / "small")  # what comes with the first
+before = peak()
+write_tables(large, into / "large")
+print(peak() - before)
+"""
+
+
+def test_a_segment_is_closed_a_part_at_a_time(tmp_path: Path) -> None:
+    """One of 24 MiB took 90 MiB more, and one of 64 MiB, the largest, 240."""
+    lab, frames = with_keyframes(200)
+    name = f"{lab.packer.epoch:020d}-{0:015d}.kvj"
+    small, large = tmp_path / "1" / name, tmp_path / "2" / name
+    segment = segment_of([encode(frame) for frame in frames])
+    for path, times in ((small, 1), (large, (24 << 20) // len(segment))):
+        path.parent.mkdir()
+        path.write_bytes(segment + segment[len(journal.HEADER) :] * times)
+    command = [sys.executable, "-c", PARTS, str(small), str(large), str(tmp_path)]
+    took = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert took < 40 << 20
+
+
+def test_parts_are_those_of_one_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among them the times of events, which go on from the last event before them that has one."""
+    _, frames = with_keyframes(60)
+    tables = []
+    for part_bytes in (1, 3_000, 64 << 20):
+        monkeypatch.setattr(sealed_segment, "FRAMES_TOGETHER_BYTES", part_bytes)
+        write(tmp_path / str(part_bytes), frames)
+        (segment,) = history_segments(tmp_path / str(part_bytes))
+        closed = close(segment.path, segment.path.parent)
+        assert closed is not None
+        tables.append({file.name: pq.read_table(file) for file in sorted(closed.path.iterdir())})
+    for name, whole in tables[-1].items():
+        for parts in tables[:-1]:
+            assert parts[name].schema == whole.schema
+            assert parts[name].to_pylist() == whole.to_pylist(), name

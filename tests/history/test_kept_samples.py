@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.base.text import timestamp
+from kvscope.monitor.contract.samples import Fact, Sample
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.retention import Keep, Keeper
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import directory_of, history_segments
 from kvscope.monitor.history.segment_writer import Writer
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources import prometheus_history
 from kvscope.monitor.sources.prometheus_history import PrometheusHistory
 from kvscope.monitor.sources.source import SourceOptions
-from kvscope.monitor.text import timestamp
 
 PLAIN = "qwen@127.0.0.1:8000/0"
 EVERY_NS = 5_000_000_000
@@ -137,7 +137,7 @@ def test_each_segment_begins_with_the_facts_and_one_of_a_page_lasts_longer(tmp_p
     assert len(ended) == 3
     history = History(tmp_path / "e")
     for segment in history_segments(tmp_path / "e"):
-        names = [note.note() for note in history._kept(segment) if note.letter == "F"]
+        names = [note.note() for note in history._open(segment).kept_notes() if note.letter == "F"]
         assert names[-1] == Fact(PLAIN, "", "model", "qwen-2")
 
 
@@ -154,6 +154,9 @@ class StoredSeries:
         self.asked.append(seconds)
         times = [self.now_ms - 15_000 * number for number in range(seconds // 15)][::-1]
         labels = {"instance": "vllm:8000", "model_name": "qwen", "engine": "0"}
+        if query.startswith("process_cpu_seconds_total{"):
+            cpu_s = [(ms / 1000, f"{(ms - times[0]) / 10**6}") for ms in times]
+            return [prometheus_history._StoredSeries({"instance": labels["instance"]}, cpu_s)]
         return [
             prometheus_history._StoredSeries({"__name__": name} | labels, [(ms / 1000, str(value(ms))) for ms in times])
             for name, value in (
@@ -176,7 +179,7 @@ def test_what_a_prometheus_server_stored_is_shown_from_the_start(monkeypatch: py
     judge = watch._judge
     monkeypatch.setattr(watch, "_judge", lambda ledger: (judged.append(ledger.now_ns), judge(ledger)))
     read_once(watch, SourceOptions(follow=True, look_back_s=7_200))
-    assert server.asked == [7_200, 7_200]  # figures, and histograms
+    assert server.asked == [7_200] * 3  # figures, histograms, and the CPU time of the servers
     (engine,) = watch.engines()
     assert len(watch.points(engine.engine, seconds=7_200)) == 480
     assert min(judged) > time.time_ns() - 605 * 10**9

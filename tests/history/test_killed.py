@@ -13,21 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.events.journal import NotAJournal
-from kvscope.monitor.events.wire import ADDED_BY_SOURCE, Batch, Frame
-from kvscope.monitor.history.archive_store import Archive
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.journal import NotAJournal
+from kvscope.monitor.contract.kinds import Kind, Stage
+from kvscope.monitor.contract.wire import ADDED_BY_SOURCE, Batch, Frame
 from kvscope.monitor.history.archiver import MARKER_FILE
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.sql_query import SqlSource
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Position
-from kvscope.monitor.publishing.publisher import Publisher
+from kvscope.monitor.probes.publisher import Publisher
 from kvscope.monitor.service import resumption
 from kvscope.monitor.service.service import Service, ServiceConfig
-from kvscope.monitor.sources.live_stream import OBSERVE_NS, LiveStream
+from kvscope.monitor.sources.live_stream import EARLY_BATCHES, OBSERVE_NS, LiveStream
 from kvscope.monitor.sources.recording import Recording
+from tests.history.queried import tuples_of
 from tests.history.recorded import ledger_state, worked, write
-from tests.lab import Lab
 
 ENGINE = "lab@127.0.0.1:0/0"
 KILLS = 2
@@ -63,7 +64,7 @@ def kept(data: Path) -> list[Batch]:
 def test_what_a_killed_service_has_heard_is_there(tmp_path: Path) -> None:
     rng = random.Random(7)
     events, journal, data = f"ipc://{tmp_path}/events", tmp_path / "journal", tmp_path / "data"
-    with process("tests.lab_process", events, f"{events}-replay", str(journal), "3") as engine:
+    with process("kvscope.lab.stepped_process", events, f"{events}-replay", str(journal), "3") as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
         for _ in range(KILLS):
@@ -94,20 +95,59 @@ def test_what_a_killed_service_has_heard_is_there(tmp_path: Path) -> None:
     assert service.watch.take_ended() == []
 
 
-def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> None:
-    """Else an engine that worked on while nobody listened would seem to have stood still."""
+@contextmanager
+def publishing(path: Path, **settings: int) -> Iterator[Publisher]:
+    """An idle engine."""
     lab = Lab(total=120, clock=time, pack=False, engine=ENGINE)
     publisher = Publisher(
         lab.log,
         ENGINE,
         lab.vitals,
-        events=f"ipc://{tmp_path}/events",
-        replay=f"ipc://{tmp_path}/events-replay",
+        events=f"ipc://{path}/events",
+        replay=f"ipc://{path}/events-replay",
         interval_s=0.005,
-        heartbeat_s=0.05,
+        heartbeat_s=0.01,
+        **settings,
     )
     publisher.start()
     try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+@pytest.mark.parametrize("ring_bytes", [64 << 20, 1])
+def test_an_engine_that_began_again_before_its_service_did_is_kept_from_its_beginning(
+    tmp_path: Path, ring_bytes: int
+) -> None:
+    """What the engine's ring has no more is kept as lost."""
+    history = tmp_path / "data" / "history"
+    for _ in range(2):
+        with publishing(tmp_path, ring_bytes=ring_bytes) as publisher:
+            packer = publisher.packer
+            until(lambda packer=packer: packer.next_sequence > 3 * EARLY_BATCHES)  # type: ignore[misc]
+            began = packer.next_sequence
+            service = Service(ServiceConfig(events=(publisher.events_endpoint,), data=tmp_path / "data"))
+            service.start()
+            until(lambda packer=packer, began=began: _is_kept(tmp_path / "data", packer.epoch, began))  # type: ignore[misc]
+            service.stop()
+    batches = [batch for batch in History(history).batches(ENGINE, 0, 1 << 62) if batch.epoch == packer.epoch]
+    lost = [event.args for batch in batches for event in batch.events() if event.kind == Kind.LOST]
+    sequences = [batch.sequence for batch in batches if batch.sequence >= 0]
+    assert sequences == list(range(sequences[0], sequences[-1] + 1))
+    if ring_bytes == 1:
+        assert lost == [[0, sequences[0] - 1, Stage.TRANSPORT]]
+    else:
+        assert (lost, sequences[0]) == ([], 0)
+
+
+def _is_kept(data: Path, epoch: int, sequence: int) -> bool:
+    return any(batch.epoch == epoch and batch.sequence > sequence for batch in kept(data))
+
+
+def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> None:
+    """Else an engine that worked on while nobody listened would seem to have stood still."""
+    with publishing(tmp_path) as publisher:
         until(lambda: publisher.packer.next_sequence > 30)
         known = 5
         with closing(LiveStream(publisher.events_endpoint, known=lambda _engine, _epoch: known)) as stream:
@@ -120,8 +160,6 @@ def test_time_does_not_pass_before_what_was_missed_has_come(tmp_path: Path) -> N
                 return bool(_observed(frames))
 
             until(told_the_time)
-    finally:
-        publisher.close()
     seen_before = [frame.sequence for frame in frames[: frames.index(_observed(frames)[0])]]
     assert seen_before == list(range(known, seen_before[-1] + 1))
     assert seen_before[-1] >= missed - 1
@@ -155,7 +193,7 @@ def test_a_killed_service_archives_each_batch_once(tmp_path: Path) -> None:
     events, journal, data = f"ipc://{tmp_path}/events", tmp_path / "journal", tmp_path / "data"
     target = tmp_path / "archive"
     seen = 0
-    with process("tests.lab_process", events, f"{events}-replay", str(journal), "3") as engine:
+    with process("kvscope.lab.stepped_process", events, f"{events}-replay", str(journal), "3") as engine:
         assert engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
         for _ in range(3):
@@ -167,8 +205,7 @@ def test_a_killed_service_archives_each_batch_once(tmp_path: Path) -> None:
                 shutil.rmtree(marker.parent)
             seen = len(list(target.glob("manifests/*/*/*.json")))
     query = "SELECT sequence, count(*) AS events, max(event) + 1 AS last FROM events WHERE sequence >= 0 GROUP BY ALL"
-    with answer(query, SqlInput(data / "history", archive=Archive(str(target)))) as found:
-        rows = sorted(found.rows)
+    rows = sorted(tuples_of(query, SqlSource(data / "history", str(target))))
     stated = {frame.sequence: len(frame.runs) // 20 for frame in Recording(journal) if isinstance(frame, Batch)}
     assert [row[0] for row in rows] == list(range(rows[0][0], rows[-1][0] + 1))
     assert all(count == last == stated[sequence] for sequence, count, last in rows)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.cli import main
-from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Batch, Run, batch_of
-from kvscope.monitor.history.replay_publisher import Replayer
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Kind
+from kvscope.monitor.contract.wire import Batch, Run, batch_of
+from kvscope.monitor.history.recorder import Replayer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.recording import Recording
+from kvscope.monitor.terminal.cli import main
 from tests.history.recorded import folded, state_of, worked, write
-from tests.lab import Lab
 
 FAST = 20.0
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.kinds import Kind
-from kvscope.monitor.events.wire import Run, batch_of, encode
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.kinds import Kind
+from kvscope.monitor.contract.wire import Run, batch_of, encode
 from kvscope.monitor.history.history import History
-from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.history.segment_files import directory_of, encode_note
+from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.resumption import Resumption
-from tests.lab import Lab
+from kvscope.monitor.service.service import Service, ServiceConfig
+from tests.history.recorded import worked
 
 RESUMED = "lab@127.0.0.1:0/0"
 SECOND = 1_000_000_000
@@ -64,3 +69,48 @@ def test_time_passes_by_the_clock_that_was_set_and_not_by_how_much(
     clock[0] += 12 * SECOND
     resumption.watch_for_silence()
     assert (ledger.now_ns - ledger.last_received_ns) / SECOND == silent_s  # received: others watch it
+
+
+class _Recent(VirtualClock):
+    """Virtual time that began a minute ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began_ns = time.time_ns() - 60 * SECOND
+
+    def time_ns(self) -> int:
+        return self.began_ns + self.ns
+
+
+def restarted(data: Path) -> tuple[list[Point], list[Point]]:
+    """The points that a service resumes, and those that are on disk then."""
+    service = Service(ServiceConfig(events=(), data=data))
+    service.stop()
+    resumed = list(service.watch.fleet.engines[RESUMED].points)
+    return resumed, History(data / "history").points(RESUMED, 0, 1 << 62, 1 << 30)
+
+
+@pytest.mark.parametrize("written", [0, 7])
+@pytest.mark.parametrize("torn", [b"", b"\x90\0\0\0half a record"])
+def test_points_that_a_killed_service_had_not_written_are_written_once(
+    tmp_path: Path, written: int, torn: bytes
+) -> None:
+    """It had written the frames of a burst, and the first of its points."""
+    lab = worked(300, clock=_Recent())
+    ledger = EngineLedger(RESUMED)
+    writer = journal.JournalWriter(directory_of(tmp_path / "history", RESUMED), lab.packer.epoch)
+    for frame in lab.frames:
+        writer.append(encode(frame), frame.sequence)
+        ledger.apply(frame)
+    points = list(ledger.points)
+    assert len(points) > 20
+    for point in points[:written]:
+        writer.append(encode_note(point), 0)
+    writer.close()
+    (left,) = (tmp_path / "history").glob("*/*.kvj")
+    with left.open("ab") as file:
+        file.write(torn)
+    for _ in range(3):
+        resumed, kept = restarted(tmp_path)
+        assert resumed == kept
+        assert [point.at_ns for point in kept] == [point.at_ns for point in points]

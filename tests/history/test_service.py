@@ -11,15 +11,15 @@ import pytest
 
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.rendering import Pages
-from kvscope.monitor.cli import main
+from kvscope.monitor.base.text import timestamp
 from kvscope.monitor.history.findings_log import FindingsLog
-from kvscope.monitor.history.history import History
-from kvscope.monitor.history.recordings import Recordings
+from kvscope.monitor.history.history import History, Recordings
 from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.recording import Recording
-from kvscope.monitor.text import timestamp
+from kvscope.monitor.terminal.cli import main
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.history.recorded import write
 
@@ -57,6 +57,19 @@ def test_a_recording_is_shown_to_its_end_and_at_any_moment(tmp_path: Path) -> No
     assert past is not None
     (then,) = service.watch.engines(past)
     assert then.at == past
+
+
+def test_a_recording_is_in_step_once_detectors_have_seen_its_end(tmp_path: Path) -> None:
+    scene = finished_held()
+    scene.live(15)
+    write(tmp_path, scene.lab.frames)
+    reader = SourceReader(Recording(tmp_path), Pipeline())
+    turns = []
+    while reader._turn() is not None:
+        turns.append(reader.view().in_step)
+    assert not any(turns)
+    assert reader.view().in_step
+    reader.stop()
 
 
 @pytest.mark.parametrize("names", [("monday", "friday"), ("monday/run", "friday/run")])

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.analysis.event_history import scan_events
-from kvscope.monitor.cli import main
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.kinds import Kind, Status, name_of
-from kvscope.monitor.events.wire import Batch
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.kinds import Kind, Status, name_of
+from kvscope.monitor.contract.wire import Batch
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import directory_of
-from kvscope.monitor.history.sql_segments import BadQuery
-from kvscope.monitor.history.sql_tables import SqlInput, answer
+from kvscope.monitor.history.sql_query import BadQuery, SqlSource
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.event_history import scan_events
+from kvscope.monitor.terminal.cli import main
 from tests.detectors.scenes import finished_held
+from tests.history.queried import rows_of
 from tests.history.recorded import folded, worked, write
 from tests.history.test_writer import ReceivedRecords
 
@@ -30,8 +30,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "history.md"
 
 
 def ask(query: str, directory: Path) -> list[dict[str, Any]]:
-    with answer(query, SqlInput(directory)) as found:
-        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    return rows_of(query, SqlSource(directory))
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +126,8 @@ def test_it_reads_the_history_and_nothing_else(history: tuple[Path, list[Batch],
         ("FROM nothing", "nothing does not exist"),
         ("SELEC 1", "syntax error"),
     ):
-        with pytest.raises(BadQuery, match=says), answer(query, SqlInput(directory)) as found:
-            list(found.rows)
+        with pytest.raises(BadQuery, match=says):
+            ask(query, directory)
     assert not (directory / "x.csv").exists()
 
 

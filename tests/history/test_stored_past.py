@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.queries.stored_past import KEPT_WINDOWS, MOST_BACK_NS, StoredPast
+from kvscope.lab.recorded_pages import COLUMNS
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.base.text import timestamp
+from kvscope.monitor.contract.samples import Sample
+from kvscope.monitor.questions.past import KEPT_WINDOWS, MOST_BACK_NS, StoredPast
 from kvscope.monitor.sources.prometheus_history import MOST_STORED
-from kvscope.monitor.text import timestamp
 from tests.dashboards.programs import program
-from tests.doctor.by_source import remembered
-from tests.pages import COLUMNS
+from tests.terminal.by_source import remembered
 from tests.web.parts import service
 
 HOUR_NS = 3_600 * 10**9
@@ -39,11 +39,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_any_window_of_the_servers_past_is_shown(server: str, tmp_path: Path) -> None:
-    with service(f"prometheus+{server}", "--look-back", "30m") as url, httpx.Client(trust_env=False, timeout=60) as ask:
+    with (
+        service(f"prometheus+{server}", "--look-back", "30m") as url,
+        httpx2.Client(trust_env=False, timeout=60) as ask,
+    ):
 
         def get(path: str, **params: str) -> object:
             answer = ask.get(f"{url}/api/{path}", params=params)
-            assert answer.status_code == httpx.codes.OK, answer.text
+            assert answer.status_code == httpx2.codes.OK, answer.text
             return answer.json()
 
         while not (engines := get("engines")):

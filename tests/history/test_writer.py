@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -11,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.kinds import Kind, Stage
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.events.wire import Batch, Frame, Keyframe, decode, encode
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.kinds import Kind, Stage
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.contract.wire import Batch, Frame, Keyframe, decode, encode
 from kvscope.monitor.history import segment_writer
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.retention import HistoryInUse, Keep, Keeper
 from kvscope.monitor.history.sealed_segment import close
 from kvscope.monitor.history.segment_files import closed_segments, directory_of, history_segments
+from kvscope.monitor.history.segment_readers import Opened
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.pool_points import BATCH_OVERHEAD
+from kvscope.monitor.ledger.ledger_records import BATCH_OVERHEAD
 from kvscope.monitor.sources.live_stream import Received
 from tests.history.recorded import folded, ledger_state, worked
-from tests.lab import Lab
 
 AT_ONCE = 3
 """Frames that a reader takes in one go."""
@@ -303,3 +305,65 @@ def test_it_is_read_while_it_is_written_and_closed(tmp_path: Path, monkeypatch: 
         keeper.stop([ledger])
     assert looks > 3
     assert len(list(closed_segments(directory_of(tmp_path, engine)))) > 3
+
+
+@pytest.mark.parametrize("read", ["frames", "kept_notes", "points"])
+def test_a_segment_that_is_closed_as_it_is_read_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """A reader has found the journal and its rows, and is about to open it, when the keeper of history closes it."""
+    lab = worked(60)
+    engine = lab.packer.engine
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(lab.frames)
+    received.writer.stop(received.ledger)
+    keeper = Keeper(tmp_path, Keep())
+    keeper.note([Fact("page", "", "version", "1", 5), Sample("page", "", 6, running=1)])
+    keeper.stop([])
+
+    def read_all() -> object:
+        history = History(tmp_path)
+        batches = [batch.sequence for batch in history.batches(engine, 0, 1 << 62)]
+        texts = [text for reader in history.readers(engine) for text in reader.texts()]
+        points = history.points(engine, 0, 1 << 62)
+        return batches, texts, points, history.facts("page"), list(history.notes("page", 0, 9))
+
+    expected = read_all()
+    directories = [directory_of(tmp_path, each) for each in (engine, "page")]
+    before = getattr(Opened, read)
+
+    def closed_first(opened: Opened, *arguments: object) -> object:
+        with monkeypatch.context() as unpatched:
+            unpatched.setattr(Opened, read, before)
+            if opened.path.exists():
+                close(opened.path, opened.path.parent)
+        return before(opened, *arguments)
+
+    monkeypatch.setattr(Opened, read, closed_first)
+    assert read_all() == expected
+    assert any(list(closed_segments(directory)) for directory in directories)
+
+
+def test_a_segment_that_is_deleted_as_it_is_read_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 20_000)
+    lab = worked(300)
+    engine = lab.packer.engine
+    received = ReceivedRecords(tmp_path, lab)
+    received.receive(lab.frames)
+    for path in received.ended:
+        assert close(path, received.directory) is not None
+    history = History(tmp_path)
+    first, second, *_ = sorted(closed_segments(received.directory))
+    assert history.span(engine) is not None
+    reading = history.batches(engine, 0, 1 << 62)
+    assert next(reading).sequence == 0
+    shutil.rmtree(second.path)
+    sequences = [batch.sequence for batch in reading]
+    assert sequences[-1] == lab.frames[-1].sequence
+    assert len(sequences) < len(lab.frames) - 1
+    shutil.rmtree(first.path)
+    assert history.points(engine, 0, 1 << 62)
+    for asked in (history, History(tmp_path)):
+        span = asked.span(engine)
+        assert span is not None
+        assert not any(gap.bytes_lost for gap in span.gaps)

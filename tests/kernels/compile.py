@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kvscope.kernels import kv_write, paged_decode, paged_prefill, rms_norm, rotary
-from kvscope.kernels.tiles import COMMON, MAX_HEAD_SIZE
+from kvscope.kernels.tiles import COMMON, MAX_HEAD_SIZE, Limits
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TARGETS = {
@@ -29,7 +29,10 @@ TARGETS = {
 }
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 HEAD_SIZES = (64, 80, 96, 128, MAX_HEAD_SIZE)
-HEADS, KV_HEADS, BLOCK_SIZE, SPLITS = 8, 2, 16, paged_decode.MAX_SPLITS
+HEADS, KV_HEADS, BLOCK_SIZE = 8, 2, 16
+SHARED_KIB = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}
+"""A block's at most: CUDA programming guide, technical specifications by compute capability; AMD's CDNA 3 ISA, LDS."""
+LIMITS = {target: Limits(100, target.startswith("gfx")) for target in SHARED_KIB}
 
 
 class Kernel(NamedTuple):
@@ -45,45 +48,48 @@ class Made(NamedTuple):
     head_size: int
 
 
-def decode(head_size: int, itemsize: int, amd: bool, direct: bool) -> Kernel:
+def decode(head_size: int, itemsize: int, limits: Limits) -> Kernel:
     fixed = paged_decode.paged_decode_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
-    options = paged_decode.paged_decode_options(head_size, amd)
-    return Kernel(paged_decode.paged_decode_kernel, {**fixed, "DIRECT": direct}, options)
+    options = paged_decode.paged_decode_options(head_size, itemsize, limits)
+    return Kernel(paged_decode.paged_decode_kernel, fixed, options)
 
 
-def reduce(head_size: int, itemsize: int, amd: bool) -> Kernel:
+def reduce(head_size: int, itemsize: int, limits: Limits) -> Kernel:
     fixed = paged_decode.paged_decode_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
     kept = {name: fixed[name] for name in ("HEAD_SIZE", "HEAD_PADDED", "TILE")}
-    return Kernel(paged_decode.reduce_splits_kernel, {**kept, "SPLITS_PADDED": SPLITS}, COMMON)
+    return Kernel(paged_decode.reduce_pieces_kernel, kept, COMMON)
 
 
-def prefill(head_size: int, itemsize: int, amd: bool) -> Kernel:
-    fixed = paged_prefill.paged_prefill_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize)
-    return Kernel(paged_prefill.paged_prefill_kernel, fixed, paged_prefill.paged_prefill_options(itemsize))
+def prefill(head_size: int, itemsize: int, limits: Limits) -> Kernel:
+    fixed = paged_prefill.paged_prefill_constants(HEADS, KV_HEADS, head_size, BLOCK_SIZE, itemsize, limits)
+    options = paged_prefill.paged_prefill_options(head_size, itemsize, limits)
+    return Kernel(paged_prefill.paged_prefill_kernel, fixed, options)
 
 
 def norm(size: int, added: bool) -> Kernel:
     return Kernel(rms_norm.rms_norm_kernel, rms_norm.rms_norm_constants(size, added), rms_norm.rms_norm_options(size))
 
 
-KERNELS: dict[str, Callable[[int, int, bool], Kernel]] = {
-    "write": lambda head_size, itemsize, amd: Kernel(
-        kv_write.kv_write_kernel, {"WIDTH": kv_write.KV_WRITE_WIDTH}, COMMON
-    ),
-    "decode": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=True),
-    "decode, split": lambda head_size, itemsize, amd: decode(head_size, itemsize, amd, direct=False),
+KERNELS: dict[str, Callable[[int, int, Limits], Kernel]] = {
+    "write": lambda *_: Kernel(kv_write.kv_write_kernel, {"WIDTH": kv_write.KV_WRITE_WIDTH}, COMMON),
+    "decode": decode,
     "reduce": reduce,
     "prefill": prefill,
-    "norm of heads": lambda head_size, itemsize, amd: norm(head_size, added=False),
+    "norm of heads": lambda head_size, *_: norm(head_size, added=False),
     # Up to the widest rows that there may be.
-    "add and norm": lambda head_size, itemsize, amd: norm(head_size * rms_norm.MAX_SIZE // MAX_HEAD_SIZE, added=True),
-    "rotary": lambda head_size, itemsize, amd: Kernel(rotary.rotary_kernel, rotary.rotary_constants(head_size), COMMON),
+    "add and norm": lambda head_size, itemsize, limits: norm(
+        head_size * rms_norm.MAX_SIZE // MAX_HEAD_SIZE, added=True
+    ),
+    "rotary": lambda head_size, itemsize, limits: Kernel(
+        rotary.rotary_kernel, rotary.rotary_constants(head_size), COMMON
+    ),
 }
 STRIDES = ("query_stride", "key_stride", "value_stride", "out_stride", "hidden_stride", "delta_stride", "heads_stride")
 TYPES = {
     **dict.fromkeys((*STRIDES, "tables_stride"), "i64"),
-    **dict.fromkeys(("window", "splits", "row", "rows", "heads", "count"), "i32"),
-    **dict.fromkeys(("slots_ptr", "tables_ptr", "lens_ptr", "starts_ptr"), "*i64"),
+    **dict.fromkeys(("sequences", "window", "pieces", "least", "row", "rows", "heads", "count"), "i32"),
+    **dict.fromkeys(("slots_ptr", "lens_ptr", "starts_ptr"), "*i64"),
+    "tables_ptr": "*i32",
     "scale": "fp32",
     "epsilon": "fp32",
     "log_sums_ptr": "*fp32",
@@ -101,7 +107,7 @@ def few() -> list[Made]:
 
 def covering() -> list[Made]:
     """Any two of kernel, target, type and head size together at least once; everywhere what needs most registers."""
-    largest = ("decode", "decode, split", "prefill", "add and norm")
+    largest = ("decode", "prefill", "add and norm")
     chosen = [Made(*made) for made in product(largest, TARGETS, ["fp32"], [MAX_HEAD_SIZE])]
     missing = set().union(*map(pairs, ALL)) - set().union(*map(pairs, chosen))
     while missing:
@@ -116,12 +122,10 @@ def pairs(made: Made) -> set[tuple[Any, Any]]:
 
 def compiled(made: Made) -> dict[str, object]:
     """Bytes of shared memory, and of stack, which is what did not fit in registers; the assembly's own target."""
-    amd = made.target.startswith("gfx")
-    kernel = KERNELS[made.kernel](made.head_size, DTYPES[made.dtype], amd)
+    limits = LIMITS[made.target]
+    kernel = KERNELS[made.kernel](made.head_size, DTYPES[made.dtype], limits)
     names = [name for name in kernel.function.arg_names if name not in kernel.constants]
     signature = {name: TYPES.get(name, f"*{made.dtype}") for name in names}
-    if made.kernel == "decode, split":
-        signature["out_ptr"] = "*fp32"
     # As at a launch: Triton looks whether addresses and strides are multiples of 16, and ours are.
     aligned = [name.endswith("_ptr") or name in STRIDES for name in kernel.function.arg_names]
     binary = triton.compile(
@@ -134,7 +138,7 @@ def compiled(made: Made) -> dict[str, object]:
         target=TARGETS[made.target],
         options=kernel.options,
     )
-    stack, target = (of_amd if amd else of_nvidia)(binary.asm)
+    stack, target = (of_amd if limits.amd else of_nvidia)(binary.asm)
     return {"made": made, "target": target, "shared_bytes": binary.metadata.shared, "stack_bytes": stack}
 
 

@@ -45,10 +45,13 @@ DECODES = [
     (Case(torch.float32, 256, 2, 1, 16, [40], window=1), 1),
     (Case(torch.float16, 64, 4, 2, 16, [63, 16]), 1),
     (Case(torch.float16, 12, 4, 4, 16, [33, 2], window=32), 1),
-    # Fewer tokens than splits, splits that no token falls to, a last one that is not full, and windows across them.
+    # Fewer tokens than pieces, a last one that is not full, windows across them, long sequences among short ones, more
+    # pieces than are weighed at once, and more sequences than are looked at at once.
     (Case(torch.float32, 64, 4, 2, 16, [1, 2 * TILE + 2, 3 * TILE, 3 * TILE + 1]), 3),
     (Case(torch.float32, 80, 3, 1, 5, [150, 9], window=40), 5),
     (Case(torch.float16, 128, 2, 1, 16, [2 * TILE + 1, 200]), 5),
+    (Case(torch.float32, 16, 1, 1, 64, [1, 20 * TILE, 3, 2 * TILE]), 40),
+    (Case(torch.float16, 16, 1, 1, 16, [1 + at % 3 * TILE for at in range(260)], window=TILE), 300),
 ]
 # With each sequence's rows: whole prompts, chunks behind a prefix, single tokens, more rows than a tile holds, and rows
 # whose window begins behind the first tile.
@@ -124,11 +127,11 @@ def error(got: Tensor, expected: Tensor) -> float:
     return rms(got - expected) / rms(expected)
 
 
-def decode_error(case: Case, splits: int) -> float:
-    """The kernel's error against the twin in float64."""
+def decode_error(case: Case, pieces: int) -> float:
+    """The kernel's error against the twin in float64, the batch cut into about so many pieces of a tile and more."""
     caches, block_tables, seq_lens = pages(case, [1] * len(case.seq_lens))
     query, scale = queries(case, len(seq_lens)), case.head_size**-0.5
-    got = paged_decode(query, *caches, block_tables, seq_lens, scale, case.window, splits)
+    got = paged_decode(query, *caches, block_tables.int(), seq_lens, scale, case.window, pieces, least=1)
     clean = [cache.nan_to_num().double() for cache in caches]
     return error(got, paged_decode_torch(query.double(), *clean, block_tables, seq_lens, scale, case.window))
 
@@ -210,7 +213,7 @@ def main() -> None:
     empty = torch.empty
     # What a kernel fails to write, or reads before it is written, is found by its being no number.
     torch.empty = lambda *shape, **how: empty(*shape, **how).fill_(float("nan"))
-    decodes = [(f"decode {case}, {splits} splits", decode_error(case, splits)) for case, splits in DECODES]
+    decodes = [(f"decode {case}, {pieces} pieces", decode_error(case, pieces)) for case, pieces in DECODES]
     prefills = [(f"prefill {case}, rows {rows}", prefill_error(case, rows)) for case, rows in PREFILLS]
     writes = [(f"write {case}", write_differs(*case)) for case in WRITES]
     dtypes = [str(case.dtype) for case, _ in [*DECODES, *PREFILLS]]

@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install -e .[engine]")
 pytest.importorskip("triton", reason="needs Triton, which is for Linux: pip install -e .[engine]")
 
+from tests.kernels.compile import SHARED_KIB
+
 REPOSITORY = Path(__file__).parents[2]
-SHARED_KIB = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}
-"""A block's at most: CUDA programming guide, technical specifications by compute capability; AMD's CDNA 3 ISA, LDS."""
 ROUNDING = {"torch.float32": 2**-23, "torch.float16": 2**-10, "torch.bfloat16": 2**-7}
 
 
@@ -36,6 +36,7 @@ def run(cache: Path, *command: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_interpreted_they_give_what_their_twins_give(tmp_path: Path) -> None:
     seed = str(int.from_bytes(os.urandom(4)))
     errors = run(tmp_path, "tests.kernels.interpret", seed, TRITON_INTERPRET="1")
@@ -99,13 +100,3 @@ def test_heads_and_rows_that_are_too_wide_are_refused() -> None:
         paged_prefill(query, cache, cache, table, starts, lens, 1, 1.0)
     with pytest.raises(ValueError, match=f"rows of {MAX_SIZE + 1} values"):
         rms_norm(torch.zeros(1, MAX_SIZE + 1), torch.ones(MAX_SIZE + 1), 0.0)
-
-
-def test_a_batch_is_split_only_where_it_leaves_multiprocessors_idle() -> None:
-    from kvscope.kernels.paged_decode import MAX_SPLITS, MIN_SPLIT, splits_for
-
-    assert splits_for(programs=132, longest=1 << 17, processors=132) == 1
-    assert splits_for(programs=8, longest=1 << 17, processors=132) == 2 * 132 // 8
-    assert splits_for(programs=8, longest=3 * MIN_SPLIT + 1, processors=132) == 3
-    assert splits_for(programs=8, longest=MIN_SPLIT - 1, processors=132) == 1
-    assert splits_for(programs=1, longest=1 << 17, processors=132) == MAX_SPLITS

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvscope.engine.config import EngineConfig
 from kvscope.engine.core.engine_core import EngineCore
 from kvscope.engine.models import load_model
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import SamplingParams
 from tests.engine import checkpoints
 
 MAX_TOKENS = 3

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvscope.monitor.events.kinds import Holder, Kind, Limit, Release, Stage, Status
-from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.contract.kinds import Holder, Kind, Limit, Release, Stage, Status
+from kvscope.monitor.contract.wire import Run, batch_of
 from kvscope.monitor.ledger.balance import Balance
 from tests.detectors.scenes import ENGINE, Spoken
 

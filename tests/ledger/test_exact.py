@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from tests.lab import Lab
 
 FAULTS = (
     (),

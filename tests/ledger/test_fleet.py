@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope.monitor.events.kinds import Stage
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.ledger.engine_ledger import Position, batch_bytes
-from kvscope.monitor.ledger.fleet import Fleet
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Stage
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.contract.wire import Batch
+from kvscope.monitor.ledger.engine_ledger import Fleet, Position, batch_bytes
 
 A, B = "a@127.0.0.1:1/0", "b@127.0.0.1:1/1"
 
@@ -114,6 +113,26 @@ def test_a_bounded_number_of_bytes_of_the_last_batches_is_kept() -> None:
         fleet.apply(frame)
     assert list(ledger.recent) == lab.frames[-3:]
     assert ledger.recent_bytes == ledger.max_recent_bytes
+
+
+def test_batches_from_longer_ago_than_is_kept_go_whatever_an_engines_clock_does() -> None:
+    lab, fleet = busy(A, 8), Fleet()
+    first, *rest = (frame for frame in lab.frames if isinstance(frame, Batch))
+    fleet.max_recent_ns = rest[-1].wall_ns - rest[-3].wall_ns
+    ledger = fleet.apply(first)
+    for frame in rest:
+        fleet.apply(frame)
+    assert list(ledger.recent) == rest[-3:]
+    assert ledger.recent_bytes == sum(map(batch_bytes, rest[-3:]))
+    sequence, hour_ns = rest[-1].sequence, 3_600_000_000_000
+    for number in range(1, 4):
+        earlier = {"sequence": sequence + number, "wall_ns": rest[-1].wall_ns - hour_ns + number}
+        fleet.apply(
+            msgspec.structs.replace(
+                rest[-1], **earlier, runs=memoryview(b""), args=memoryview(b""), ids=memoryview(b"")
+            )
+        )
+    assert [batch.sequence for batch in ledger.recent][-3:] == [sequence + 1, sequence + 2, sequence + 3]
 
 
 def test_a_floor_is_noted_when_an_engine_drains_and_not_while_it_works() -> None:

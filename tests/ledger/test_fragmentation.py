@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvscope.monitor.ledger.fragmentation import tokens_in, unused_by_all, unused_tokens
+from kvscope.monitor.ledger.ledger_records import tokens_in, unused_by_all, unused_tokens
 from tests.detectors.scenes import ENGINE, Watched
 
 

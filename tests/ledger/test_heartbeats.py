@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory
-from kvscope.monitor.ledger.late_sends import LateSends
-from kvscope.monitor.state.outside_waits import OutsideWait
-from kvscope.monitor.state.records import Heartbeat
+from kvscope.monitor.ledger.durations import OutsideWait
+from kvscope.monitor.ledger.heartbeat_history import HeartbeatHistory, LateSends
+from kvscope.monitor.ledger.records import Heartbeat
 
 S = 1_000_000_000
 NO_STEP = -1

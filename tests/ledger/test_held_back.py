@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.events.description import EngineDescription, KVGroup
-from kvscope.monitor.events.kinds import Cause, Status
-from kvscope.monitor.ledger.held_back import (
+from kvscope.monitor.contract.description import EngineDescription, KVGroup
+from kvscope.monitor.contract.kinds import Cause, Status
+from kvscope.monitor.ledger.engine_state import EngineState
+from kvscope.monitor.ledger.queue_state import (
     LONGEST_PASS_NS,
     MOST_ASKED_BEHIND,
     HeldBackQueue,
@@ -15,10 +16,10 @@ from kvscope.monitor.ledger.held_back import (
     fitting_together,
     is_short_of_blocks,
     requests_behind,
+    sort_living,
+    was_left_out,
 )
-from kvscope.monitor.ledger.living_requests import sort_living, was_left_out
-from kvscope.monitor.state.engine_state import EngineState
-from kvscope.monitor.state.records import RequestState
+from kvscope.monitor.ledger.records import RequestState
 
 S = 1_000_000_000
 FULL = EngineDescription(max_num_seqs=8)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.events.samples import KvEvent, KvEvents
+from kvscope.lab.kv_publisher import encoded, recorded
+from kvscope.monitor.contract.samples import KvEvent, KvEvents
 from kvscope.monitor.ledger import cached_prefixes
 from kvscope.monitor.ledger.cached_prefixes import SETTLED_NS, CachedPrefixes
-from kvscope.monitor.sources.kv_events import decode_kv_events
-from tests.sources.kv_publisher import encoded, recorded
+from kvscope.monitor.sources.kv_event_stream import decode_kv_events
 
 ENGINE = "vllm@here/0"
 RECORDINGS = ["kv-events", "healthy-shared-prefix", "never-freed"]

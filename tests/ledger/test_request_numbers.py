@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.monitor.events.kinds import Kind, Release, Stage
-from kvscope.monitor.events.wire import Run, batch_of
+from kvscope.monitor.contract.kinds import Kind, Release, Stage
+from kvscope.monitor.contract.wire import Run, batch_of
 from tests.detectors.spoken import ENGINE, Spoken
 
 

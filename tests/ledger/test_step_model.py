@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from kvscope.monitor.ledger.step_model import StepModel
-from kvscope.monitor.state.step_times import StepWork
+from kvscope.monitor.ledger.durations import StepModel, StepWork
 
 
 def drawn_work(rng: random.Random) -> StepWork:

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvscope.monitor.events.kinds import Kind, Layer, Stage
-from kvscope.monitor.events.wire import STACK_TEXT, Run, batch_of
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Kind, Layer, Stage
+from kvscope.monitor.contract.wire import STACK_TEXT, Run, batch_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.epoch_overlaps import ENOUGH, EPOCH_SILENT_NS, EpochOverlaps, is_next_epoch
-from kvscope.monitor.ledger.stream_clock import JUMP_NS, StreamClock
-from kvscope.monitor.pipeline import Pipeline
-from tests.lab import Lab
+from kvscope.monitor.ledger.stream_clock import (
+    ENOUGH,
+    EPOCH_SILENT_NS,
+    JUMP_NS,
+    EpochOverlaps,
+    StreamClock,
+    is_next_epoch,
+)
+from kvscope.monitor.questions.pipeline import Pipeline
 
 ENGINE = "lab@127.0.0.1:0/0"
 S = 1_000_000_000

@@ -6,11 +6,10 @@ from collections import Counter
 
 import pytest
 
-from kvscope.monitor.events.kinds import Stage, Status
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.kinds import Stage, Status
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.latency import SERVED
-from kvscope.monitor.ledger.residency import AGE_BOUNDS_S, Ages
-from tests.lab import Lab
+from kvscope.monitor.ledger.tally import AGE_BOUNDS_S, SERVED, Ages
 
 
 def busy(seed: int, steps: int = 400, **settings: object) -> Lab:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kvscope.monitor.events.kinds import Release
+from kvscope.monitor.contract.kinds import Release
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.validation import VARIABLE, InvariantError
-from kvscope.monitor.state.engine_state import EngineState
-from kvscope.monitor.state.invariants import disputed_blocks, violations
+from kvscope.monitor.ledger.engine_state import EngineState
+from kvscope.monitor.ledger.invariants import VARIABLE, InvariantError, disputed_blocks, violations
 from tests.detectors.scenes import ENGINE, Spoken
 
 

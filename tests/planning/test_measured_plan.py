@@ -9,15 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 
+from kvscope.engine.bench.load_bench import BenchLoad
+from kvscope.engine.bench.simulated_bench import bench_simulated
 from kvscope.engine.config import EngineConfig
-from kvscope.engine.lab.load_bench import BenchLoad
-from kvscope.engine.lab.simulated_bench import bench_simulated
-from kvscope.monitor.cli import main
-from kvscope.monitor.errors import BadQuestion
+from kvscope.lab.recorded_pages import served, whole_page
+from kvscope.monitor.base.errors import BadQuestion
 from kvscope.monitor.planning import plan_types
 from kvscope.monitor.planning.plan_request import PlanRequest, load_in_plan, plan_from_request
 from kvscope.monitor.planning.plan_types import PlanInput, plan_schema
-from tests.pages import served, whole_page
+from kvscope.monitor.terminal.cli import main
 
 DATA = Path(__file__).parent.parent / "data"
 SCHEMA = json.loads((Path(plan_types.__file__).parent / "plan.schema.json").read_text())

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.cli import main
 from kvscope.monitor.planning.capacity_plan import plan_capacity
 from kvscope.monitor.planning.kv_pool import EngineSettings, pool_of
 from kvscope.monitor.planning.model_shape import shape_of
 from kvscope.monitor.planning.plan_types import CapacityPlan, ExpectedLoad, MemoryBudget
+from kvscope.monitor.terminal.cli import main
 
 GIB = 1 << 30
 LLAMA_3_8B = {

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from kvscope.lab.vllm_python import PYTHON, RELEASES, ROOT, UNPACKED, environment, needs_vllm
 from kvscope.monitor.planning.kv_pool import EngineSettings, pool_of
-from kvscope.monitor.planning.layer_caches import CacheKind
-from kvscope.monitor.planning.model_shape import shape_of
+from kvscope.monitor.planning.model_shape import CacheKind, shape_of
 from tests.planning.drawn_models import FAMILIES, drawn
-from tests.probes.vllm_python import PYTHON, RELEASES, ROOT, UNPACKED, environment, needs_vllm
 
 pytestmark = needs_vllm
 SINCE = "0.18"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.cli import main
 from kvscope.monitor.planning.known_models import KNOWN_MODELS, known_model
 from kvscope.monitor.planning.model_shape import shape_of
 from kvscope.monitor.planning.start_remedies import RefusedNumbers, start_remedies
+from kvscope.monitor.terminal.cli import main
 
 DATA = Path(__file__).parent.parent / "data"
 GPT2_PAGE = """KV cache is the bottleneck. Let's serve a small language model.

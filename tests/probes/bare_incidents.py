@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope.engine.lab.clock import VirtualClock
+from kvscope.engine.bench.clock import VirtualClock
 from tests.probes.bare_queue_incidents import QUEUE_INCIDENTS
 from tests.probes.bare_unusual_loads import FAULTS_BESIDE_LOADS, UNUSUAL_LOADS
 from tests.probes.connector_settings import CONNECTOR

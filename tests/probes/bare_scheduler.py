@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from kvscope.monitor.incidents.on_vllm.cache_groups import cache_config, takes
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import configured, scheduler_of
+from kvscope.lab.on_vllm.cache_groups import cache_config, takes
+from kvscope.lab.on_vllm.scheduler_maker import configured, scheduler_of
 from tests.probes.random_load import LOADS
 from tests.probes.run_record import RunRecord, unhooked_afterwards
 

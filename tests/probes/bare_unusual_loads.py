@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import AnyGrammar
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.on_vllm.scheduler_maker import AnyGrammar
 from tests.probes.bare_queue_incidents import with_grammar
 from tests.probes.connector_settings import CONNECTOR
 from tests.probes.incident_scene import Open, Scene

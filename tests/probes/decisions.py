@@ -102,7 +102,7 @@ class Decisions:
         inner = conditions[-1]
         if any(part in inner for part in NOT_DECIDED) or any(part in one for one in conditions for part in BLOCKED):
             return
-        request = frame.f_locals.get("request")
+        request: Any = frame.f_locals.get("request")
         if cause := next((cause for part, cause in OF_LOOP if part in inner), ""):
             self._close(frame, cause)
         elif "not request_queue" in inner:

@@ -19,18 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.engine.blocks.block_pool import BlockPool
 from kvscope.engine.blocks.kv_cache_manager import KVCacheManager
 from kvscope.engine.blocks.prefix_hashes import PrefixHasher
 from kvscope.engine.faults import Faults
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.engine.requests.request import Request
-from kvscope.engine.requests.sampling_params import SamplingParams
+from kvscope.engine.requests.request import Request, SamplingParams
 from kvscope.engine.scheduling.scheduler import Scheduler
-from kvscope.engine.scheduling.scheduling_rules import OWN_RULES, VLLM_RULES, SchedulingRules
-from kvscope.monitor.events.event_log import SilentLog
-from kvscope.monitor.incidents.on_vllm.cache_groups import cache_config, takes
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import configured, save_config, scheduler_of
+from kvscope.engine.scheduling.scheduler_state import OWN_RULES, VLLM_RULES, SchedulingRules
+from kvscope.lab.on_vllm.cache_groups import cache_config, takes
+from kvscope.lab.on_vllm.scheduler_maker import configured, save_config, scheduler_of
+from kvscope.monitor.contract.event_log import SilentLog
 
 STEPS: Final = 300
 MOST_REQUESTS: Final = 60

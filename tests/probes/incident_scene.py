@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final
 
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.wire import Batch, Keyframe, encode
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.wire import Batch, Keyframe, encode
+from kvscope.monitor.probes.packer import Packer
 from kvscope.monitor.probes.vllm.plugin import engine_name
 from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.publishing.packer import Packer
 from tests.probes.bare_scheduler import Bare
 
 STEP_S: Final = 0.02

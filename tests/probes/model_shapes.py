@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import TINY_LLAMA
+from kvscope.lab.on_vllm.scheduler_maker import TINY_LLAMA
 
 WINDOWED = TINY_LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 100}
 TWO_WINDOWS = TINY_LLAMA | {

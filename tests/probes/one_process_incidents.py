@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import TINY_LLAMA
+from kvscope.lab.on_vllm.scheduler_maker import TINY_LLAMA
 from tests.probes.connector_settings import CONNECTOR
 from tests.probes.model_shapes import SLOWER, TWO_WINDOWS, save_shape
 from tests.probes.one_process_engine import METRICS_PORT, QUICK_STEPS, Engine

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.events.wire import Batch, Frame, decode
-from kvscope.monitor.findings import FindingReport
+from kvscope.monitor.contract.samples import Sample
+from kvscope.monitor.contract.wire import Batch, Frame, decode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 
 INSTANT_COPIES = Settings({"leak.finished-held.unseen_times": 0})
 """The connectors of these incidents would send at once."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from kvscope.monitor.incidents.on_vllm.cache_groups import takes
-from kvscope.monitor.incidents.on_vllm.scheduler_maker import AnyGrammar
+from kvscope.lab.on_vllm.cache_groups import takes
+from kvscope.lab.on_vllm.scheduler_maker import AnyGrammar
 
 
 class Load:
@@ -39,7 +39,7 @@ class Pauses(Load):
     def before_pass(self) -> None:
         scheduler = self.bare.scheduler
         if self.rng.random() < 0.1 and hasattr(scheduler, "set_pause_state"):
-            states = type(scheduler._pause_state)
+            states: Any = type(scheduler._pause_state)
             scheduler.set_pause_state(self.rng.choice((*states, *[states.UNPAUSED] * 4)))
 
 

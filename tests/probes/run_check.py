@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from kvscope.monitor.events.kinds import Cause, Status
-from kvscope.monitor.events.wire import PINS, Batch, decode
+from kvscope.monitor.contract.kinds import Cause, Status
+from kvscope.monitor.contract.wire import PINS, Batch, decode
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from tests.probes.run_record import ENGINE

@@ -9,10 +9,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.wire import encode
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.wire import encode
+from kvscope.monitor.probes.packer import Packer
 from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.publishing.packer import Packer
 from tests.probes.decisions import Decisions
 
 ENGINE = "vllm@127.0.0.1:0/0"

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.wire import decode, encode
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.wire import decode, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.probes.packer import Packer
 from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.publishing.packer import Packer
 
 ENGINE = "m@127.0.0.1:5757/0"
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvscope.lab.vllm_python import announce
 from kvscope.monitor.probes.vllm import compatibility, plugin
 from kvscope.monitor.probes.vllm.compatibility import HOOKS, MISSING, OK, SCHEDULER, Hook, Unpacked, sleeps_in_base
 from kvscope.monitor.probes.vllm.vllm_description import NO_LEASE, UNKNOWN_LEASE, describe, lease_ns
 from tests.probes.stand_in import scheduler, with_vllm
 from tests.probes.test_hooks import write_hooked
-from tests.probes.vllm_python import announce
 
 
 @pytest.fixture

@@ -14,21 +14,24 @@ import msgspec
 import pytest
 import zmq
 
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Cause, Status
-from kvscope.monitor.events.wire import decode, encode
+from kvscope.monitor.contract.event_log import EventLog
+from kvscope.monitor.contract.kinds import Cause, Status
+from kvscope.monitor.contract.wire import decode, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.probes.packer import Packer, Vitals
 from kvscope.monitor.probes.vllm import front_end_inbox
 from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
-from kvscope.monitor.probes.vllm.front_end_inbox import LATE_NS, FrontEndInbox
-from kvscope.monitor.probes.vllm.front_end_messages import (
+from kvscope.monitor.probes.vllm.front_end_inbox import (
+    LATE_NS,
     STALE_S,
+    FrontEndInbox,
     FrontEndKind,
     FrontEndMessage,
     front_end_endpoint,
     remove_stale_inboxes,
 )
-from kvscope.monitor.publishing.packer import Packer, Vitals
+
+pytestmark = pytest.mark.usefixtures("real_parts")
 
 ENGINE = "tiny@127.0.0.1:5757/0"
 NO_VITALS = Vitals(-1, 0, 0, 0, 0, 0, 0)

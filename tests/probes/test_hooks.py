@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.cli import main
+from kvscope.lab.vllm_python import PYTHON, ROOT, environment, needs_vllm
 from kvscope.monitor.probes.vllm import plugin
 from kvscope.monitor.probes.vllm.compatibility import HOOKS, MANAGER, Hook, Unpacked, preempts_within_schedule, problem
 from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
 from kvscope.monitor.probes.vllm.hooks import Hooks
 from kvscope.monitor.probes.vllm.owner import Caller, caller
 from kvscope.monitor.probes.vllm.vllm_description import served_model_name, without_path
-from tests.probes.vllm_python import PYTHON, ROOT, environment, needs_vllm
+from kvscope.monitor.terminal.cli import main
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.probes.vllm.idle_audit import NS_A_BLOCK
 from kvscope.monitor.probes.vllm.scheduler_hooks import STEP_NS_A_SLICE
+from kvscope.monitor.probes.vllm.table_reader import NS_A_BLOCK
 from tests.probes.stand_in import Probed, scheduler, with_vllm
 
 BLOCKS = 2_000

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.events.trace_context import parse_traceparent
+from kvscope.lab.vllm_python import RELEASES, needs_vllm, run, save_model
+from kvscope.monitor.contract.trace_context import parse_traceparent
 from tests.probes.bare_scheduler import traceparent
 from tests.probes.connector_settings import CONNECTOR
 from tests.probes.run_check import check_run
-from tests.probes.vllm_python import RELEASES, needs_vllm, run, save_model
 
 RANDOM_RUNS: dict[str, dict[str, Any]] = {
     "one step at a time": {"steps": 2000},

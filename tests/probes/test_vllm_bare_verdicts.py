@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause, EngineMode
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.lab.vllm_python import needs_vllm, run, save_model
+from kvscope.monitor.contract.kinds import Cause, EngineMode
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.probes.played_frames import INSTANT_COPIES, Played, sampled
-from tests.probes.vllm_python import needs_vllm, run, save_model
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 

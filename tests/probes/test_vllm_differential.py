@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.probes.vllm_python import needs_vllm, run
+from kvscope.lab.vllm_python import needs_vllm, run
 
 IN_CI = 6
 LOADS = 60

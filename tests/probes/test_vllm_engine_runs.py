@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvscope.lab.vllm_python import MODEL, needs_vllm, run, save_model
 from tests.probes.connector_settings import CONNECTOR
 from tests.probes.model_shapes import HYBRID, TWO_WINDOWS, WINDOWED, save_shape
 from tests.probes.run_check import check_run
-from tests.probes.vllm_python import MODEL, needs_vllm, run, save_model
 
 STEPS = 250
 SMALL = {"num_gpu_blocks_override": 60, "block_size": 32, "max_num_seqs": 5}

@@ -11,25 +11,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
-from kvscope.monitor.cli import main
+from kvscope.lab.vllm_python import PYTHON, ROOT, announce, environment, free_ports, needs_vllm, save_model
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.terminal.cli import main
 from scripts.tiny_model import save_tokenizer
 from tests.engine.process import follow
 from tests.probes.connector_settings import CONNECTOR
-from tests.probes.vllm_python import (
-    PYTHON,
-    ROOT,
-    announce,
-    environment,
-    free_ports,
-    needs_vllm,
-    save_model,
-)
 
 PATIENCE_S = 240
 CLIENTS = 16
@@ -89,20 +81,20 @@ class Server:
         until = time.monotonic() + patience_s
         while time.monotonic() < until and self.process.poll() is None:
             try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == httpx.codes.OK:
+                if httpx2.get(f"{self.url}/health", timeout=5).status_code == httpx2.codes.OK:
                     return
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 time.sleep(0.2)
         raise AssertionError(self.log.read_text())
 
     def complete(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        answer = httpx.post(
+        answer = httpx2.post(
             f"{self.url}/v1/completions",
             headers={"X-Request-Id": name},
             timeout=PATIENCE_S,
             json={"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True},
         )
-        assert answer.status_code == httpx.codes.OK, answer.text
+        assert answer.status_code == httpx2.codes.OK, answer.text
         assert answer.json()["usage"]["completion_tokens"] == max_tokens
 
     def stop(self) -> None:

@@ -13,23 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope.monitor.analysis.memory_breakdown import measured
-from kvscope.monitor.cli import main
-from kvscope.monitor.events.kinds import SCHEMA, Kind
+from kvscope.lab.vllm_python import PYTHON, ROOT, announce, environment, free_ports, needs_vllm, save_model
+from kvscope.monitor.contract.kinds import SCHEMA, Kind
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.probes.vllm.worker_memory import breakdown
+from kvscope.monitor.ledger.memory_breakdown import measured
+from kvscope.monitor.probes.vllm.vllm_description import breakdown
 from kvscope.monitor.sources.live_stream import LiveStream
+from kvscope.monitor.terminal.cli import main
 from scripts.tiny_model import save_tokenizer
 from tests.engine.process import follow
-from tests.probes.vllm_python import (
-    PYTHON,
-    ROOT,
-    announce,
-    environment,
-    free_ports,
-    needs_vllm,
-    save_model,
-)
 
 GIB = 1 << 30
 TOTAL, SHARE = 80 * GIB, 0.9

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 
+from kvscope.lab.vllm_python import needs_vllm
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import parse_settings
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.metrics_page import MetricsPage
 from tests.probes.test_vllm_live import PATIENCE_S, Server
-from tests.probes.vllm_python import needs_vllm
 
 # Its load takes both cores for minutes: on a shared machine the front end starves the engine, and no queue grows.
 pytestmark = [needs_vllm, pytest.mark.prove]
@@ -53,14 +53,14 @@ async def overload(server: Server) -> tuple[FindingReport, float, float]:
     answered_s: list[float] = []
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
 
         async def ask() -> None:
             asked_s.append(loop.time())
             body = {"model": "tiny", "prompt": [5] * PROMPT, "max_tokens": OUTPUT, "ignore_eos": True}
             answer = await client.post(f"{server.url}/v1/completions", json=body)
-            assert answer.status_code == httpx.codes.OK
+            assert answer.status_code == httpx2.codes.OK
             answered_s.append(loop.time())
 
         async def ask_steadily() -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import Cause, EngineMode
-from kvscope.monitor.findings import FindingReport
+from kvscope.lab.vllm_python import needs_vllm
+from kvscope.monitor.contract.kinds import Cause, EngineMode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.ledger.records import RequestState
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.metrics_page import MetricsPage
-from kvscope.monitor.state.records import RequestState
 from tests.probes.test_vllm_verdicts import HELD, STALLED, OneProcess
-from tests.probes.vllm_python import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 

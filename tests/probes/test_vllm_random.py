@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.events.kinds import Release
+from kvscope.lab.vllm_python import RELEASES, needs_vllm, run, save_model
+from kvscope.monitor.contract.kinds import Release
 from tests.probes.random_runs import draw_runs
 from tests.probes.run_check import check_run
-from tests.probes.vllm_python import RELEASES, needs_vllm, run, save_model
 
 RUNS = 40
 SAMPLE = 6

@@ -8,17 +8,17 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
-from kvscope.monitor.findings import FindingReport
+from kvscope.lab.vllm_python import needs_vllm
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.losing_front_end import announce_losing
 from tests.probes.test_vllm_incidents import TRIES, Observed, observed
 from tests.probes.test_vllm_live import PATIENCE_S, Server
-from tests.probes.vllm_python import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
@@ -199,7 +199,7 @@ class TwoRanks(Observed):
         self.other = LiveStream(f"{head}:{int(port) + 2}")
 
     async def _ask(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
-        with contextlib.suppress(httpx.TransportError):  # an idle connection may end as it is used again
+        with contextlib.suppress(httpx2.TransportError):  # an idle connection may end as it is used again
             await super()._ask(name, prompt_tokens, max_tokens)
 
     def look(self) -> None:

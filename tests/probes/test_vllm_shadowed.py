@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.probes.vllm_python import PYTHON, ROOT, announce, environment, needs_vllm
+from kvscope.lab.vllm_python import PYTHON, ROOT, announce, environment, needs_vllm
 
 LOAD = """
 from vllm.plugins import load_plugins_by_group

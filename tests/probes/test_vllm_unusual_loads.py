@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.lab.vllm_python import needs_vllm, run, save_model
 from tests.probes.played_frames import Played
-from tests.probes.vllm_python import needs_vllm, run, save_model
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.kinds import EngineMode
-from kvscope.monitor.findings import FindingReport
+from kvscope.lab.vllm_python import PYTHON, ROOT, environment, free_ports, needs_vllm, save_model
+from kvscope.monitor.contract.kinds import EngineMode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.publishing.stall_capture import stack_file
+from kvscope.monitor.probes.stall_capture import stack_file
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.one_process_engine import GO_ON, METRICS_PORT
-from tests.probes.vllm_python import PYTHON, ROOT, environment, free_ports, needs_vllm, save_model
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.monitor.events.kinds import Cause
+from kvscope.monitor.contract.kinds import Cause
 from tests.probes.stand_in import Probed, Queue, request, scheduler, with_vllm
 
 

@@ -11,15 +11,17 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvscope.monitor.cli import main
-from kvscope.monitor.doctor.report import CANNOT_TELL, USAGE
-from kvscope.monitor.events.journal import RECORD
+from kvscope.lab.stepped_recordings import healthy_lab, recording_of
+from kvscope.monitor.base import limits
+from kvscope.monitor.contract.journal import RECORD
 from kvscope.monitor.sources.log_file import lines_of, read_log
-from kvscope.monitor.sources.log_inputs import file_input, zip_inputs
-from tests.recordings import healthy_lab, recording_of
+from kvscope.monitor.sources.targets import file_input, zip_inputs
+from kvscope.monitor.terminal.cli import main
+from kvscope.monitor.terminal.report import CANNOT_TELL, USAGE
 
 MIB = 1 << 20
 SEGMENT = "events/00000000000000000001-000000000000000.kvj"
@@ -84,6 +86,37 @@ def test_a_zip_bomb_ends_at_a_bound(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == USAGE
     assert "100 times" in stated
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+
+
+@pytest.mark.parametrize("folder", ["events/", "logs/"])
+def test_a_zip_of_many_members_is_opened_a_few_times(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open one is to read all its names: once for each member, the time grows with the square of their number."""
+    opened = []
+
+    class Counted(zipfile.ZipFile):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            opened.append(given)
+            super().__init__(*given, **named)
+
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(150):
+            name = f"{number:020d}-{0:015d}.kvj" if folder == "events/" else f"{number}.log"
+            archive.writestr(folder + name, b"" if folder == "events/" else b"INFO a line\n")
+    monkeypatch.setattr(zipfile, "ZipFile", Counted)
+    assert exit_code(path, capsys)[0] == 3
+    assert len(opened) < 10
+
+
+def test_a_bundle_of_too_many_segments_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(limits.BUNDLE_SEGMENTS + 1):
+            archive.writestr(f"events/{number:020d}-{0:015d}.kvj", b"")
+    code, told = exit_code(path, capsys)
+    assert (code, "1,001 segments" in told, "1,000 at most" in told) == (2, True, True)
 
 
 def lines(count: int) -> Iterator[bytes]:

@@ -8,25 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 
-from kvscope.monitor.analysis.request_latency import sample_latency
-from kvscope.monitor.events.sample_codec import decode_observed, encode_observed
-from kvscope.monitor.events.samples import Sample
+from kvscope.lab.recorded_pages import BEGAN_S, At, served, whole_page
+from kvscope.monitor.contract.samples import Sample, decode_observed, encode_observed
+from kvscope.monitor.ledger.request_latency import sample_latency
 from kvscope.monitor.sources import prometheus_history
-from kvscope.monitor.sources.exposition import (
-    MAX_BUCKETS,
-    MAX_FIGURE,
-    ExposedBuckets,
-    durations_between,
-    put_bucket,
-)
+from kvscope.monitor.sources.exposition import MAX_BUCKETS, MAX_FIGURE, ExposedBuckets, durations_between, put_bucket
 from kvscope.monitor.sources.metrics_page import MetricsPage
 from kvscope.monitor.sources.prometheus_history import DURATIONS_S, PrometheusHistory
 from kvscope.monitor.sources.source import SourceOptions
 from tests.dashboards.programs import answers, free_port, program, running, until
-from tests.pages import BEGAN_S, At, served, whole_page
 
 FIRST_TOKEN = "vllm:time_to_first_token_seconds_bucket"
 BUCKET = re.compile(r'^vllm:(time_to_first_token|request_queue_time)_seconds_bucket\{.*le="([^"]+)".*\} (\S+)$', re.M)
@@ -149,6 +142,7 @@ def _metric(line: str) -> str:
     return line.partition("{")[0]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("minutes", [2, 5, 10])
 def test_percentiles_are_those_of_prometheus(prometheus: tuple[str, int], minutes: int) -> None:
     url, last_s = prometheus
@@ -175,7 +169,7 @@ def test_percentiles_are_those_of_prometheus(prometheus: tuple[str, int], minute
 
 
 def asked(url: str, query: str, at_s: int) -> float:
-    answer = httpx.get(f"{url}/api/v1/query", params={"query": query, "time": at_s}, trust_env=False).json()
+    answer = httpx2.get(f"{url}/api/v1/query", params={"query": query, "time": at_s}, trust_env=False).json()
     (series,) = answer["data"]["result"]
     return float(series["value"][1])
 

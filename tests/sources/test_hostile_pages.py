@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from kvscope.monitor.events import limits
-from kvscope.monitor.events.samples import Sample
+from kvscope.lab.recorded_pages import BEGAN_S, At, served
+from kvscope.monitor.base import limits
+from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
-from tests.pages import BEGAN_S, At, served
 from tests.test_bounded_http import OK, Serve, server, trickle
 
 HEAD = "# TYPE vllm:num_requests_running gauge\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.doctor.observe import observe
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.questions.observe import observe
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.exposition import ExposedFigures, put_figure
 
 RUNNING, USAGE = "vllm:num_requests_running", "vllm:kv_cache_usage_perc"

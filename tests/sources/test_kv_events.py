@@ -10,13 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import KvEvents
-from kvscope.monitor.events.wire import ContractError
-from kvscope.monitor.sources.kv_event_stream import KvEndpoint, KvEventStream, discover_kv_endpoints, kv_endpoint_at
-from kvscope.monitor.sources.kv_events import NotKvEvents, decode_kv_events
+from kvscope.lab.kv_publisher import TOKEN, KvPublisher, Recorded, encoded, publishing, recorded, telling
+from kvscope.monitor.base.errors import BadTarget
+from kvscope.monitor.contract.samples import KvEvents
+from kvscope.monitor.contract.wire import ContractError
+from kvscope.monitor.sources.kv_event_stream import (
+    KvEndpoint,
+    KvEventStream,
+    NotKvEvents,
+    decode_kv_events,
+    discover_kv_endpoints,
+    kv_endpoint_at,
+)
 from kvscope.monitor.sources.targets import SOURCES_PATH
-from tests.sources.kv_publisher import TOKEN, KvPublisher, Recorded, encoded, publishing, recorded, telling
 
 RECORDED = recorded("kv-events")
 WHAT = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.monitor.base import limits
+from kvscope.monitor.base.errors import BadTarget
+from kvscope.monitor.contract.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
-from kvscope.monitor.sources.line_timestamps import Stamps
 from kvscope.monitor.sources.log_file import MAX_LINE, lines_of, read_log
+from kvscope.monitor.sources.pasted_lines import Stamps
 from kvscope.monitor.sources.targets import TargetKind, kind_of
 
 DATA = Path(__file__).parent.parent / "data"
@@ -326,6 +327,19 @@ def test_a_line_without_end_is_read_in_parts(tmp_path: Path) -> None:
     assert log.stats_lines == 1
     assert isinstance(records[0], Sample)
     assert max(map(len, lines_of(path, []))) == MAX_LINE
+
+
+def test_what_is_beyond_the_longest_line_is_left_out_and_told(tmp_path: Path) -> None:
+    """The cost of a line is that of its first million characters, however long it is; the lines after it count."""
+    path = tmp_path / "a.log"
+    path.write_text("a\n" + "b" * (20 * limits.LINE_CHARS) + f"\nEngine 000: {TAIL}\n" + "c" * (3 * limits.LINE_CHARS))
+    notes: list[str] = []
+    assert sum(map(len, lines_of(path, notes))) < 2.1 * limits.LINE_CHARS
+    (note,) = notes
+    assert note.startswith("line 2 has more than 1,048,576 characters")
+    log, _ = read_log(path)
+    assert log.stats_lines == 1
+    assert note in log.notes
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n\n", bytes(range(256)) * 40, b"\x00" * 4096, "Käse".encode("latin-1")])

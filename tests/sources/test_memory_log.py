@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.events.samples import Fact
+from kvscope.monitor.contract.samples import Fact
 from kvscope.monitor.sources.log_file import read_log
 from kvscope.monitor.sources.memory_log import memory_facts
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvscope.monitor.events.samples import Fact, Sample
+from kvscope.lab.recorded_pages import BEGAN_S, At, Served, page, rows, served, whole_page
+from kvscope.monitor.contract.samples import Fact, Sample
 from kvscope.monitor.sources.metrics_page import BadPage, MetricsPage
-from tests.pages import BEGAN_S, At, Served, page, rows, served, whole_page
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvscope.monitor.client import ServiceClient
-from kvscope.monitor.errors import KvscopeError
+from kvscope.monitor.base.errors import KvscopeError
+from kvscope.monitor.questions.client import ServiceClient
 from kvscope.monitor.sources.metrics_page import MetricsPage
 from kvscope.monitor.sources.prometheus_history import PrometheusHistory
 from kvscope.monitor.sources.source import SourceOptions
+
+pytestmark = pytest.mark.usefixtures("real_parts")
 
 SECRET = "AKIA-SECRET"
 SERIES = f'{{"metric":{{"__name__":"vllm:num_requests_running"}},"values":[[1700000000,"{SECRET}"]]}}'

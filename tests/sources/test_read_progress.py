@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.sources import read_progress
+from kvscope.monitor.sources import log_file
 from kvscope.monitor.sources.log_file import read_log
 
 LINE = "INFO 11-20 12:00:00 [core.py:1] nothing of note\n"
@@ -23,8 +23,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _every_text_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_progress, "LARGE_BYTES", 1 << 12)
-    monkeypatch.setattr(read_progress, "REFRESH_S", 0.0)
+    monkeypatch.setattr(log_file, "LARGE_BYTES", 1 << 12)
+    monkeypatch.setattr(log_file, "REFRESH_S", 0.0)
 
 
 def shown_while_reading(path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.cli import main
-from kvscope.monitor.events import journal
-from kvscope.monitor.events.wire import Batch, Keyframe, encode
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract import journal
+from kvscope.monitor.contract.wire import Batch, Keyframe, encode
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.recording import Recording
-from tests.lab import Lab
+from kvscope.monitor.terminal.cli import main
 
 
 def worked(directory: Path, segment_bytes: int) -> Lab:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import kvscope.monitor.commands.record
-import kvscope.monitor.history.recorder  # noqa: F401 - imported late, they might not be readable
-from kvscope.monitor.cli import main
-from kvscope.monitor.errors import BadTarget
-from kvscope.monitor.events.journal import HEADER, JournalWriter
-from kvscope.monitor.events.wire import encode
+import kvscope.monitor.history.recorder
+import kvscope.monitor.terminal.commands.record  # noqa: F401 - imported late, they might not be readable
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.errors import BadTarget
+from kvscope.monitor.contract.journal import HEADER, JournalWriter
+from kvscope.monitor.contract.wire import encode
 from kvscope.monitor.sources.targets import TargetKind, kind_of
-from tests.lab import Lab
+from kvscope.monitor.terminal.cli import main
 
 
 @pytest.mark.parametrize(

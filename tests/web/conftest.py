@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.web.parts import LEAK, Engine, chromium, service
+from kvscope.lab.chromium import chromium
+from tests.web.parts import LEAK, Engine, service
 
 expect.set_options(timeout=30_000)
 

@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import httpx
+import httpx2
 
-from kvscope.monitor.events.journal import JournalWriter
-from kvscope.monitor.events.wire import encode
-from kvscope.monitor.incidents.lab_run import frames, inject_fault
-from kvscope.monitor.incidents.scenarios import SCENARIOS
+from kvscope.lab.lab_run import frames, inject_fault
+from kvscope.lab.scenarios import SCENARIOS
+from kvscope.monitor.contract.journal import JournalWriter
+from kvscope.monitor.contract.wire import encode
 from tests.web.parts import ENGINE, address, service
 
 TOKEN: Final = "a-token-for-this-test"
@@ -30,7 +30,7 @@ class Incident(NamedTuple):
     def ask(self, path: str, **params: Any) -> Any:
         """What the service answers."""
         allowed = {"Authorization": f"Bearer {TOKEN}"}
-        answer = httpx.get(f"{self.url}/api/{path}", params=params, headers=allowed, trust_env=False, timeout=30)
+        answer = httpx2.get(f"{self.url}/api/{path}", params=params, headers=allowed, trust_env=False, timeout=30)
         return answer.raise_for_status().json()
 
     def chosen(self) -> dict[str, str]:

@@ -7,12 +7,11 @@ from collections import Counter
 from statistics import median
 from typing import Any, NamedTuple
 
-from kvscope.monitor.events.kinds import CAUSE_OF, FIRST_FINISHED, Cause, Kind, Status
-from kvscope.monitor.events.wire import Batch, Run
+from kvscope.lab.second_fold import SecondFold
+from kvscope.monitor.base.text import counted, duration, in_words
+from kvscope.monitor.contract.kinds import CAUSE_OF, FIRST_FINISHED, Cause, Kind, Status
+from kvscope.monitor.contract.wire import Batch, Run
 from kvscope.monitor.ledger.pool_forecast import forecast_full
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.text import counted, duration
-from tests.second_fold import SecondFold
 
 CLOCKS = (Kind.CLOCK, Kind.ARRIVED, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.STARTED)
 TAKES = (Kind.ALLOCATED, Kind.REUSED, Kind.PINNED)

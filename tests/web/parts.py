@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,23 +15,14 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-from playwright.sync_api import Browser, Page, Response, sync_playwright
+from playwright.sync_api import Page, Response
 
 from kvscope.dashboards.web.links import PagePlace
-from kvscope.monitor.publishing.publisher import Publisher
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.probes.publisher import Publisher
 
 ENGINE = "lab@127.0.0.1:0/0"
 LEAK = "leak.finished-held"
-CHROMIUM_FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
 
 
 def address(view: str, **fields: str) -> str:
@@ -114,20 +104,6 @@ def service(*arguments: str) -> Iterator[str]:
         process.kill()
         process.wait()
         process.stderr.close()
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, headless; skips where there is none."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 class Account:

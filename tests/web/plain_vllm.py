@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import httpx
+import httpx2
 
 from tests.probes.test_vllm_live import PATIENCE_S, Server
 from tests.web.parts import service
@@ -39,11 +39,11 @@ class Clients:
 
     def _ask(self, number: int) -> None:
         rng = random.Random(number)
-        with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+        with httpx2.Client(timeout=PATIENCE_S, trust_env=False) as client:
             while not self._stopping.is_set():
                 prompt = TEMPLATE + [rng.randrange(10, 100) for _ in range(rng.randrange(32, 400))]
                 body = {"model": "tiny", "prompt": prompt, "max_tokens": rng.randrange(20, 120), "ignore_eos": True}
-                with suppress(httpx.HTTPError):  # the engine stops, and who asks with it
+                with suppress(httpx2.HTTPError):  # the engine stops, and who asks with it
                     client.post(f"{self.url}/v1/completions", json=body).raise_for_status()
                     self.answered += 1
                 self._stopping.wait(rng.uniform(0, 2 * self.pause_s))

@@ -1,4 +1,4 @@
-"""Pictures of every view during two incidents, in light and dark, for docs/screens.
+"""Pictures of every view during two incidents, in light and dark, in build/screens.
 
     python -m tests.web.screens [NAME…]
 
@@ -21,16 +21,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import httpx
+import httpx2
 from PIL import Image, ImageChops, ImageStat
 from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web.view_registry import TABLE
+from kvscope.lab.chromium import chromium
 from scripts.demo import EXPECTED
 from tests.web.incidents import served
-from tests.web.parts import chromium
 
-SCREENS: Final = Path(__file__).parent.parent.parent / "docs" / "screens"
+ROOT: Final = Path(__file__).parents[2]
+SCREENS: Final = ROOT / "build" / "screens"
 SHOWN: Final = {"leak": "leak.finished-held:every=3 busy", "thrash": "thrash.preemption:every=2 half"}
 DEMO: Final = "demo"
 SCHEMES: Final = ("light", "dark")
@@ -38,7 +39,7 @@ SIZE: Final = {"width": 1440, "height": 900}
 COLOURS: Final = 256
 SAME_WITHIN: Final = 0.3
 """Of 255, on average over a picture: a sentence that changed is more."""
-DEMO_PICTURE: Final = SCREENS.parent / "page.png"
+DEMO_PICTURE: Final = ROOT / "docs" / "page.png"
 DEMO_SIZE: Final = {"width": 1280, "height": 900}
 DEMO_SECONDS: Final = 240
 STUCK_MS: Final = 20_000
@@ -79,7 +80,7 @@ def demo() -> Iterator[str]:
             found_codes: set[str] = set()
             while not found_codes >= EXPECTED:
                 time.sleep(1)
-                findings = httpx.get(f"{url}/api/findings", params={"state": "firing"}, trust_env=False).json()
+                findings = httpx2.get(f"{url}/api/findings", params={"state": "firing"}, trust_env=False).json()
                 found_codes = {finding["code"] for finding in findings}
             yield url
         finally:
@@ -98,7 +99,7 @@ def take_demo(browser: Browser) -> None:
 def main(wanted: list[str]) -> None:
     """Take those that are named, or all."""
     expect.set_options(timeout=30_000)
-    SCREENS.mkdir(exist_ok=True)
+    SCREENS.mkdir(parents=True, exist_ok=True)
     with chromium() as browser, tempfile.TemporaryDirectory() as folder:
         if not wanted or DEMO in wanted:
             take_demo(browser)
@@ -114,5 +115,5 @@ def main(wanted: list[str]) -> None:
 
 if __name__ == "__main__":
     if shutil.which("chromium") is None:
-        sys.exit("docs/screens is left as it is: there is no chromium (apt-get install chromium)")
+        sys.exit("there is no chromium (apt-get install chromium)")
     main(sys.argv[1:])

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from kvscope.dashboards.web.answer_links import ANSWERS_OF, answer_links
 from kvscope.dashboards.web.header import header_bar
 from kvscope.dashboards.web.links import place_of, wall_ns
 from kvscope.dashboards.web.view import Here
-from kvscope.dashboards.web.view_registry import PATHS
+from kvscope.dashboards.web.view_registry import ANSWERS_OF, PATHS, answer_links
 from kvscope.dashboards.web.views import search_view
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.service.csv_answers import csv_of
-from kvscope.monitor.service.query_routes import serve_questions
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.service.query_routes import csv_of, serve_questions
 from tests.web.parts import ENGINE
 from tests.web.test_states import looked_at, rows
 

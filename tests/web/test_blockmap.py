@@ -8,9 +8,9 @@ import io
 import pytest
 from PIL import Image
 
-from kvscope.dashboards.web import block_map_image
+from kvscope.dashboards.web import pictures
 from kvscope.dashboards.web.palette import PALETTE_SHADES
-from kvscope.monitor.schema import BLOCK_STATES, BlockMap, PointView
+from kvscope.monitor.questions.schema import BLOCK_STATES, BlockMap, PointView
 
 RGB = {shade.state: shade.rgb for shade in PALETTE_SHADES}
 
@@ -26,11 +26,11 @@ def test_every_state_has_a_shade_and_every_shade_is_a_figure_of_the_balance() ->
     assert {shade.field for shade in PALETTE_SHADES} <= set(PointView.__struct_fields__)
 
 
-@pytest.mark.parametrize("total", [2, 7, 65, 800, block_map_image.MAX_CELLS])
+@pytest.mark.parametrize("total", [2, 7, 65, 800, pictures.MAX_CELLS])
 def test_a_pixel_for_each_block(total: int) -> None:
     states = bytes(block % len(BLOCK_STATES) for block in range(total))
-    laid = block_map_image.grid(total)
-    image = decoded(block_map_image.picture(BlockMap("e", None, total, states)))
+    laid = pictures.grid(total)
+    image = decoded(pictures.picture(BlockMap("e", None, total, states)))
     assert image.size == (laid.columns, laid.rows)
     for block in range(total):
         red, green, blue, opacity = image.getpixel((block % laid.columns, block // laid.columns))
@@ -44,18 +44,18 @@ def test_one_unaccounted_block_in_a_million_is_seen() -> None:
     total, lost = 1_000_003, 654_321
     states = bytearray([BLOCK_STATES.index("running")]) * total
     states[lost] = BLOCK_STATES.index("UNACCOUNTED")
-    laid = block_map_image.grid(total)
-    image = decoded(block_map_image.picture(BlockMap("e", None, total, bytes(states))))
-    assert laid.columns * laid.rows <= 2 * block_map_image.MAX_CELLS
+    laid = pictures.grid(total)
+    image = decoded(pictures.picture(BlockMap("e", None, total, bytes(states))))
+    assert laid.columns * laid.rows <= 2 * pictures.MAX_CELLS
     cell = lost // laid.per_cell
     assert image.getpixel((cell % laid.columns, cell // laid.columns))[:3] == RGB["UNACCOUNTED"]
     assert sum(pixel[:3] == RGB["UNACCOUNTED"] for pixel in image.get_flattened_data()) == 1
 
 
-@pytest.mark.parametrize("total", [100, 3 * block_map_image.MAX_CELLS])
+@pytest.mark.parametrize("total", [100, 3 * pictures.MAX_CELLS])
 def test_the_spotlight_is_clear_where_the_blocks_are(total: int) -> None:
-    laid = block_map_image.grid(total)
-    image = decoded(block_map_image.spotlight(total, [3, 50, total + 9]))
+    laid = pictures.grid(total)
+    image = decoded(pictures.spotlight(total, [3, 50, total + 9]))
     clear = {
         cell
         for cell in range(-(-total // laid.per_cell))

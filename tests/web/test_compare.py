@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
-from kvscope.dashboards.web.views.compare_view import STATUS_SIGNS, _metric_value, metric_in_words
-from kvscope.monitor.cli import main
-from tests.doctor.golden import TOLD
-from tests.recordings import healthy_lab, leaking_lab, recording_of
+from kvscope.dashboards.web.views.compare_view import STATUS_SIGNS, _value, metric_in_words
+from kvscope.lab.stepped_recordings import healthy_lab, leaking_lab, recording_of
+from kvscope.monitor.terminal.cli import main
+from tests.terminal.golden import TOLD
 from tests.web.incidents import TOKEN, Incident, served
 from tests.web.parts import ENGINE, Account, service
 
@@ -60,7 +60,7 @@ def assert_says(page: Page, expected: dict[str, Any]) -> None:
     """The page says what the command says."""
     expect(page.locator("#figures tbody tr").first).to_be_visible()
     assert [row[:3] for row in rows(page.locator("#figures"))] == [
-        [metric_in_words(row["name"]), *(_metric_value(row[side], row["unit"]) for side in ("before", "after"))]
+        [metric_in_words(row["name"]), *(_value(row[side], row["unit"]) for side in ("before", "after"))]
         for row in expected["metrics"]
         if row["before"] is not None or row["after"] is not None
     ]
@@ -82,7 +82,7 @@ def test_it_shows_what_the_command_prints(
     """Over two windows: one before the leak and one in it, taken from the finding itself."""
     account = Account(page)
     (leak,) = (one for one in incident.ask("findings", engine=ENGINE) if one["code"] == LEAK)
-    began_ns, first = wall_ns(leak["since"], 0), incident.ask("span", engine=ENGINE)["first"]
+    began_ns, first = wall_ns(leak["since"], 0), incident.ask("history", engine=ENGINE)["first"]
     since, until = rfc3339(began_ns + 70 * SECOND), rfc3339(began_ns + 80 * SECOND)
     before = {"with_from": first, "with_to": leak["since"]}
     page.goto(incident.url + PagePlace("compare", ENGINE, since, until, more=tuple(before.items())).but())
@@ -110,7 +110,7 @@ def test_the_form_leads_to_other_windows_and_back(page: Page, incident: Incident
     page.goto(incident.url + PagePlace("compare", ENGINE).but())
     form = page.locator("form.to-compare")
     expect(page.locator("#figures tbody tr").first).to_be_visible()
-    last_ns = wall_ns(incident.ask("span", engine=ENGINE)["last"], 0)
+    last_ns = wall_ns(incident.ask("history", engine=ENGINE)["last"], 0)
     chosen = {
         name: rfc3339((last_ns - ago_s * SECOND) // SECOND * SECOND).removesuffix("Z")
         for name, ago_s in {"from": 6, "to": 2, "with_from": 14, "with_to": 8}.items()
@@ -206,7 +206,7 @@ def test_two_recordings_of_one_engine(page: Page, tmp_path: Path, capsys: pytest
         form.get_by_role("button", name="Compare").click()
         expect(page.locator(".sides dd").first).to_contain_text(monday)
         assert (where(page).engine, where(page).get("with")) == (friday, monday)
-        answer = httpx.get(f"{url}/api/compare", params={"engine": friday, "other": monday}, trust_env=False).json()
+        answer = httpx2.get(f"{url}/api/compare", params={"engine": friday, "other": monday}, trust_env=False).json()
         windows = [
             word
             for side in ("before", "after")
@@ -223,8 +223,8 @@ def test_who_has_no_token_compares_nothing(kept: Path, incident: Incident) -> No
     with service("--recording", str(kept / "recording"), "--token", TOKEN) as url:
         for path in ("api/compare", "compare"):
             for given in ("", "not-this"):
-                answer = httpx.get(f"{url}/{path}", params={"engine": ENGINE, "token": given}, trust_env=False)
+                answer = httpx2.get(f"{url}/{path}", params={"engine": ENGINE, "token": given}, trust_env=False)
                 assert (answer.status_code, ENGINE in answer.text) == (401, False)
         allowed = {"Authorization": f"Bearer {TOKEN}"}
-        asked = httpx.get(f"{url}/api/compare", params={"engine": "nobody"}, headers=allowed, trust_env=False)
+        asked = httpx2.get(f"{url}/api/compare", params={"engine": "nobody"}, headers=allowed, trust_env=False)
         assert (asked.status_code, urlsplit(str(asked.url)).path) == (404, "/api/compare")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from kvscope.dashboards.web.configuration_changes import changes_text, configuration_changes
 from kvscope.dashboards.web.links import place_of
 from kvscope.dashboards.web.views import compare_view, configuration_view, timeline_view
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.pipeline import Pipeline
-from tests.lab import Lab
+from kvscope.dashboards.web.views.configuration_view import changes_text, configuration_changes
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.web.test_states import at, text
 
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from kvscope.dashboards.web.view_registry import TABLE
-from tests.doctor.golden import TOLD
+from tests.terminal.golden import TOLD
 from tests.web.incidents import TOKEN, Incident, served
 from tests.web.parts import Account
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from kvscope.dashboards.web.view import FLEET_PATH
 from kvscope.dashboards.web.view_registry import TABLE
-from tests.doctor.golden import TOLD
+from tests.terminal.golden import TOLD
 from tests.web.incidents import TOKEN, Incident, served
 from tests.web.parts import ENGINE, Account, address, fits
 
@@ -144,7 +144,7 @@ def test_every_view_is_for_everybody(page: Page, incident: Incident) -> None:
 def test_every_view_is_led_to(page: Page, incident: Incident) -> None:
     """From the overview, over links and forms alone."""
     unseen = {f"/{entry.path}" for entry in TABLE if "stream" in entry.signals}
-    unseen.discard(f"/{FLEET_PATH}")  # leads from many engines to one: see tests/hub
+    unseen.discard(f"/{FLEET_PATH}")  # leads from many engines to one: see tests/fleet
     ways = [address("")]
     page.goto(incident.url)
     while unseen:
@@ -178,7 +178,7 @@ def test_who_has_no_token_hears_nothing_of_engines(browser: Browser, tmp_path: P
         asked = [*(entry.path for entry in TABLE), "api/engines", "api/findings", "metrics", "_dash-layout", "alerts"]
         for given in ("", "not-this", TOKEN[:-1]):
             for path in asked:
-                answer = httpx.get(f"{incident.url}/{path}", params={"token": given}, trust_env=False, timeout=60)
+                answer = httpx2.get(f"{incident.url}/{path}", params={"token": given}, trust_env=False, timeout=60)
                 assert answer.status_code == 401, path
                 assert ENGINE not in answer.text
             status, stated = handshake(incident.url, f"/_dash-ws-callback?token={given}")

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.view_registry import PATHS
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 
 

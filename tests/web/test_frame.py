@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -21,7 +21,7 @@ TABS = views_of("stream")
 
 
 def ask(url: str, path: str, **params: Any) -> Any:
-    return httpx.get(f"{url}/api/{path}", params={"engine": ENGINE, **params}, trust_env=False).json()
+    return httpx2.get(f"{url}/api/{path}", params={"engine": ENGINE, **params}, trust_env=False).json()
 
 
 def chart(page: Page, url: str) -> dict[str, float]:

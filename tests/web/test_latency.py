@@ -10,12 +10,12 @@ from urllib.parse import unquote
 import msgspec
 import pytest
 
-from kvscope.dashboards.web.engine_table import ENGINE_COLUMNS, engine_table, sorted_engines
 from kvscope.dashboards.web.links import place_of, wall_ns
-from kvscope.dashboards.web.sparkline import sparkline
+from kvscope.dashboards.web.pictures import sparkline
 from kvscope.dashboards.web.view import Here, worst_first
-from kvscope.monitor.errors import Unreachable
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.dashboards.web.views.overview_view import ENGINE_COLUMNS, engine_table, sorted_engines
+from kvscope.monitor.base.errors import Unreachable
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.web.test_metrics_views import VLLM, figure, sample, shown, stamp, trace
 
 MINUTE = 12

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
-from kvscope.monitor.errors import BadTime
+from kvscope.monitor.base.errors import BadTime
 
 NOW_NS = 1_795_000_000_123_000_000
 SECOND = 1_000_000_000

@@ -11,14 +11,14 @@ import pytest
 from kvscope.dashboards.web import header
 from kvscope.dashboards.web.charts import joined_gaps, over_time
 from kvscope.dashboards.web.links import PageWindow, place_of, wall_ns
-from kvscope.dashboards.web.pool_traces import gaps_between, pool_row
+from kvscope.dashboards.web.pool import gaps_between, pool_row
 from kvscope.dashboards.web.view import Here
 from kvscope.dashboards.web.view_registry import PATHS, views_of
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.errors import BadTime
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.pipeline import Pipeline
-from tests.lab import Lab
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.errors import BadTime
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.web.parts import ENGINE
 
 VLLM = "qwen/0@127.0.0.1:8000"
@@ -200,7 +200,8 @@ def test_windows_are_compared_by_what_the_page_counts() -> None:
 def test_a_scrape_that_evidence_names_is_no_link() -> None:
     watch = Pipeline()
     watch.feed([Fact(VLLM, "scrape 1", "exposition", "vllm")])
-    watch.feed([sample(number, restarted=False, running=3, steps=7, generation_tokens=50) for number in range(60)])
+    still = {"running": 3, "steps": 7, "generation_tokens": 50, "usage": 0.3}
+    watch.feed([sample(number, restarted=False, **still) for number in range(60)])
     (found,) = [finding for finding in watch.findings("firing") if finding.code == "stuck.engine-stalled"]
     assert any(one.position.startswith("scrape") for one in found.evidence)
     text = shown(watch, f"/finding?id={found.id}")

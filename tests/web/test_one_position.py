@@ -23,12 +23,12 @@ from PIL import Image
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.dashboards.web.rendering import Page, Pages
-from kvscope.monitor.events.kinds import Status
-from kvscope.monitor.events.wire import Batch
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.query import QUESTIONS
-from kvscope.monitor.reason_words import in_words
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.text import in_words
+from kvscope.monitor.contract.kinds import Status
+from kvscope.monitor.contract.wire import Batch
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.questions.query import QUESTIONS
 from tests.web.page_fold import PageFold
 from tests.web.parts import ENGINE
 

@@ -6,11 +6,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from kvscope.dashboards.web import block_map_image
+from kvscope.dashboards.web import pictures
 from kvscope.dashboards.web.links import PagePlace
 from tests.web.parts import ENGINE, LEAK, Account, Engine, address, fits, service
 
@@ -38,6 +38,7 @@ def finding(page: Page, code: str):  # type: ignore[no-untyped-def]
     ("scheme", "width", "height"),
     [("light", 390, 844), pytest.param("dark", 1280, 800, marks=pytest.mark.slow)],
 )
+@pytest.mark.smoke
 def test_the_page_during_the_leak(
     browser: Browser, leaking: tuple[Engine, str], tmp_path: Path, scheme: str, width: int, height: int
 ) -> None:
@@ -88,12 +89,12 @@ def test_a_culprit_leads_to_its_story_and_back(page: Page, leaking: tuple[Engine
 def test_pointing_at_a_block_tells_who_holds_it(page: Page, leaking: tuple[Engine, str]) -> None:
     engine, url = leaking
     held = engine.lab.faults.on[LEAK].affected[0]
-    detail = httpx.get(f"{url}/api/request", params={"engine": ENGINE, "id": held}, trust_env=False).json()
+    detail = httpx2.get(f"{url}/api/request", params={"engine": ENGINE, "id": held}, trust_env=False).json()
     block = detail["blocks"][0]
     page.goto(url + address("blocks"))
     frame = page.locator("#map-frame")
     expect(frame).to_have_attribute("data-total", str(engine.lab.pool.total))
-    laid = block_map_image.grid(engine.lab.pool.total)
+    laid = pictures.grid(engine.lab.pool.total)
     box = page.locator("#map").bounding_box()
     assert box is not None
     position = {

@@ -6,13 +6,13 @@ import json
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.pages import page as metrics_page
-from tests.pages import rows, served
-from tests.plugins.installing import install, on_path
+from kvscope.lab.recorded_pages import page as metrics_page
+from kvscope.lab.recorded_pages import rows, served
+from tests.base.installing import install, on_path
 from tests.receiving import Server
 from tests.web.parts import service
 
@@ -31,7 +31,7 @@ def test_from_a_plugins_finding_to_an_alert(page: Page, tmp_path: Path, monkeypa
         ):
             page.goto(f"{url}/findings")
             expect(page.locator("#view")).to_contain_text("More requests wait than the service level allows")
-            with httpx.Client(base_url=url, trust_env=False) as client:
+            with httpx2.Client(base_url=url, trust_env=False) as client:
                 (finding,) = [one for one in client.get("/api/findings").json() if one["code"] == CODE]
                 assert f'code="{CODE}"' in client.get("/metrics").text
                 assert client.get("/" + finding["runbook"]).text.startswith(f"# {CODE}")

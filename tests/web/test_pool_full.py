@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kvscope.dashboards.web.views import overview_view, timeline_view
-from kvscope.monitor.exporters.prometheus.observer_metrics import FindingFamilies
+from kvscope.monitor.outputs.prometheus.service_metrics import FindingFamilies
 from tests.detectors.scenes import Watched
 from tests.web.parts import ENGINE
 from tests.web.test_states import at, text

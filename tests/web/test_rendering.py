@@ -13,10 +13,10 @@ import pytest
 from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339
 from kvscope.dashboards.web.rendering import REST, TICK_S, Page, Pages
 from kvscope.dashboards.web.view_registry import PATHS
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import BlockMap, PointView
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.samples import Sample
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.questions.schema import BlockMap, PointView
 from tests.web.parts import ENGINE
 
 
@@ -169,7 +169,7 @@ def test_a_view_that_cannot_be_made_says_so_and_the_page_stays(caplog: pytest.Lo
 
 
 def test_so_much_that_it_cannot_be_shown_at_once_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvscope.monitor.queries.past.MAX_WINDOW_BYTES", 0)
+    monkeypatch.setattr("kvscope.monitor.questions.past.MAX_WINDOW_BYTES", 0)
     page = look(Pages(CountingWatch()), PagePlace("held", ENGINE))
     assert "too many events" in page.sections["main sentence"]
 

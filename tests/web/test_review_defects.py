@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvscope.dashboards.web.view_registry import PATHS
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.pipeline import Pipeline
-from tests.lab import Lab
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.web.parts import ENGINE
 from tests.web.test_states import at, text
 

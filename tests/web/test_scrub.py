@@ -10,12 +10,13 @@ from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.palette import PALETTE_SHADES
-from kvscope.monitor.events.wire import Batch
+from kvscope.lab.chromium import chromium
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
-from tests.lab import Lab
-from tests.web.parts import ENGINE, Account, chromium
+from tests.web.parts import ENGINE, Account
 from tests.web.test_service import serving
 
 

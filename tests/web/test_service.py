@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -18,8 +18,8 @@ from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.links import PagePlace
 from kvscope.dashboards.web.rendering import Page, Pages
 from kvscope.dashboards.web.static_assets import ASSETS_PATH
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.schema import BlockDetail, EngineView
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.questions.schema import BlockDetail, EngineView
 from kvscope.monitor.service.http_api import create_app
 from tests.web.parts import service
 
@@ -70,17 +70,17 @@ def test_a_scrape_is_answered_while_a_callback_is_not() -> None:
     watch = SlowWatch()
     app = create_app(watch, list)
     mount(app, watch)
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
 
     def call_back(url: str) -> None:
-        answers.append(httpx.post(f"{url}/_dash-update-component", json=POINT_AT_A_BLOCK, timeout=60, trust_env=False))
+        answers.append(httpx2.post(f"{url}/_dash-update-component", json=POINT_AT_A_BLOCK, timeout=60, trust_env=False))
 
     with serving(app) as url:
         caller = threading.Thread(target=call_back, args=(url,))
         caller.start()
         try:
             assert watch.asked.wait(30)
-            scrape = httpx.get(f"{url}/metrics", timeout=30, trust_env=False)
+            scrape = httpx2.get(f"{url}/metrics", timeout=30, trust_env=False)
             assert scrape.status_code == 200
             assert "kvscope_" in scrape.text
             assert not answers
@@ -122,7 +122,7 @@ def open_service() -> Iterator[str]:
 
 
 def test_an_unknown_api_path_says_so_as_json(open_service: str) -> None:
-    answer = httpx.get(f"{open_service}/api/no/such/thing", trust_env=False)
+    answer = httpx2.get(f"{open_service}/api/no/such/thing", trust_env=False)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/json"
     assert "/api/no/such/thing" in answer.json()["detail"]
@@ -132,7 +132,7 @@ def test_an_unknown_api_path_says_so_as_json(open_service: str) -> None:
     "path", ["/", "/engine?engine=a%40b&from=1", "/request?engine=a%40b&id=r-1", "/block?id=7", "/a/b/c"]
 )
 def test_a_deep_link_gives_the_page(open_service: str, path: str) -> None:
-    answer = httpx.get(open_service + path, trust_env=False)
+    answer = httpx2.get(open_service + path, trust_env=False)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert "<title>kvscope</title>" in answer.text
@@ -140,7 +140,7 @@ def test_a_deep_link_gives_the_page(open_service: str, path: str) -> None:
 
 
 def test_the_page_names_nothing_that_is_elsewhere(open_service: str) -> None:
-    page = httpx.get(open_service, trust_env=False).text
+    page = httpx2.get(open_service, trust_env=False).text
     assert "http://" not in page
     assert "https://" not in page
 
@@ -170,15 +170,15 @@ def test_without_a_token_to_ask_for_the_page_may_open_its_websocket(open_service
 def test_the_token_is_asked_for_over_http_and_websocket() -> None:
     with service("--events", NOWHERE, "--token", TOKEN) as url:
         for path in ("/", "/_dash-layout", "/api/engines", "/metrics", f"/{ASSETS_PATH}/kvscope.css"):
-            assert httpx.get(url + path, trust_env=False).status_code == 401
-            with_token = httpx.get(url + path, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
+            assert httpx2.get(url + path, trust_env=False).status_code == 401
+            with_token = httpx2.get(url + path, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
             assert with_token.status_code == 200
-        assert httpx.post(f"{url}/_dash-update-component", json=POINT_AT_A_BLOCK, trust_env=False).status_code == 401
+        assert httpx2.post(f"{url}/_dash-update-component", json=POINT_AT_A_BLOCK, trust_env=False).status_code == 401
         assert upgrade(url, {}) == 403
         assert upgrade(url, {"Authorization": "Bearer not-this"}) == 403
         assert upgrade(url, {"Authorization": f"Bearer {TOKEN}"}) == 101
         # As a browser has it: once in the address, then in the cookie that this sets.
-        with httpx.Client(base_url=url, trust_env=False) as browser:
+        with httpx2.Client(base_url=url, trust_env=False) as browser:
             first = browser.get("/", params={"token": TOKEN}, headers={"Accept": "text/html"}, follow_redirects=True)
             assert (first.status_code, first.url.query) == (200, b"")
             assert browser.get("/_dash-layout").status_code == 200

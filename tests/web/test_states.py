@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvscope.dashboards.web import engine_table, header
+from kvscope.dashboards.web import header
 from kvscope.dashboards.web.links import place_of, wall_ns
 from kvscope.dashboards.web.view import Here, PageView
 from kvscope.dashboards.web.views import (
@@ -22,14 +22,13 @@ from kvscope.dashboards.web.views import (
     requests_view,
     retained_blocks_view,
 )
+from kvscope.lab.recorded_pages import rows as page_rows
+from kvscope.lab.recorded_pages import scraped
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.text import counted, duration, in_words
 from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.pipeline import Pipeline
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.detectors.scenes import Watched
-from tests.lab import Lab
-from tests.pages import rows as page_rows
-from tests.pages import scraped
 from tests.web.parts import ENGINE
 
 
@@ -332,9 +331,9 @@ def test_of_many_findings_the_first_are_shown_in_full_and_none_is_lost() -> None
     alike = [msgspec.structs.replace(judged, key=str(n)) for n in range(2 * findings_view.FULL_CARDS)]
     watch.lifecycle.update(judged.engine, ledger.now_ns, alike)
     grave = [one for one in watch.findings("firing") if one.severity != "info"]
-    assert len(grave) > max(engine_table.MOST_NAMED, findings_view.FULL_CARDS)
+    assert len(grave) > max(overview_view.MOST_NAMED, findings_view.FULL_CARDS)
     row = text(overview_view.view(watch, at(watch, "/")), "engines")
-    assert f"and {len(grave) - engine_table.MOST_NAMED} more" in row
+    assert f"and {len(grave) - overview_view.MOST_NAMED} more" in row
     view = findings_view.view(watch, at(watch, "/findings"))
     kinds = [type(one).__name__ for one in view.sections["findings"].children]
     assert kinds.count("Article") == findings_view.FULL_CARDS

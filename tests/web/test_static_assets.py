@@ -23,7 +23,7 @@ from kvscope.dashboards.web.static_assets import (
     accepts_gzip,
     content_hash,
 )
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.monitor.questions.pipeline import Pipeline
 
 GZIP = {"accept-encoding": "gzip, deflate, br"}
 PLAIN = {"accept-encoding": "identity"}

@@ -11,8 +11,8 @@ import pytest
 from kvscope.dashboards.web.links import PagePlace, PageWindow, ago, place_of, rfc3339, wall_ns
 from kvscope.dashboards.web.time_menu import TIME_FORM, time_menu
 from kvscope.dashboards.web.view import Here, engine_now_ns
-from kvscope.monitor.pipeline import Pipeline
-from tests.lab import Lab
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.questions.pipeline import Pipeline
 
 MINUTE = 60 * 1_000_000_000
 

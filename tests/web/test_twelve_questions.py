@@ -14,11 +14,11 @@ from kvscope.dashboards.web import header
 from kvscope.dashboards.web.links import place_of, wall_ns
 from kvscope.dashboards.web.view import Here
 from kvscope.dashboards.web.view_registry import PATHS
-from kvscope.engine.lab.clock import VirtualClock
-from kvscope.monitor.events.samples import Fact, Sample
-from kvscope.monitor.pipeline import Pipeline
+from kvscope.engine.bench.clock import VirtualClock
+from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.contract.samples import Fact, Sample
+from kvscope.monitor.questions.pipeline import Pipeline
 from tests.detectors.test_usage_forecast import plain_vllm
-from tests.lab import Lab
 from tests.web.parts import ENGINE
 from tests.web.test_answer_links import links
 from tests.web.test_states import texts

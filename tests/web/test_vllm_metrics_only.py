@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web.view_registry import TABLE, views_of
-from tests.probes.vllm_python import needs_vllm
+from kvscope.lab.vllm_python import needs_vllm
 from tests.web.parts import Account, fits
 from tests.web.plain_vllm import PlainVllm, served_plain
 
@@ -46,8 +46,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainVllm]:
 
 def ask(plain: PlainVllm, path: str, **params: str) -> list[dict[str, object]]:
     for _ in range(600):
-        answer = httpx.get(f"{plain.url}/api/{path}", params=params, trust_env=False, timeout=30)
-        if answer.status_code == httpx.codes.OK and answer.json():
+        answer = httpx2.get(f"{plain.url}/api/{path}", params=params, trust_env=False, timeout=30)
+        if answer.status_code == httpx2.codes.OK and answer.json():
             found: list[dict[str, object]] = answer.json()
             return found
         time.sleep(0.1)

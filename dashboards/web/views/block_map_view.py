@@ -13,16 +13,18 @@ from typing import Any, Final, get_args
 
 from dash import html
 
-from kvscope.dashboards.web import block_map_image, history_panel, pool_balance
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.links import PagePlace, rfc3339, wall_ns
-from kvscope.dashboards.web.markup import aria, data, field, key, request_link
-from kvscope.dashboards.web.palette import colour_of, css
-from kvscope.dashboards.web.view import Here, PageView, engine_then
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import BlockColours, BlockMap, Colouring, EventView
-from kvscope.monitor.text import percent
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.base.text import percent
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import BlockColours, BlockMap, Colouring, EventView
+
+from .. import history_panel, ui
+from ..display_text import clock_text
+from ..links import PagePlace, rfc3339, wall_ns
+from ..palette import colour_of, css
+from ..pictures import coloured_map, grid, picture, spotlight
+from ..pool import balance_legend
+from ..view import Here, PageView, engine_then
 
 COLOURING_CHOICES: Final = ("state", *get_args(Colouring))
 MAX_MAP_EVENTS: Final = 60
@@ -36,16 +38,15 @@ def view(query: Query, here: Here) -> PageView:
     engine = engine_then(query, here)
     blocks = query.block_map(here.name, moment)
     by = place.get("colour", COLOURING_CHOICES[0])
-    colours = query.block_colours(here.name, _colouring(by), moment) if by in get_args(Colouring) else None
-    marked, aside = _chosen_colours(query, place, moment)
-    legend = pool_balance.legend(engine) if colours is None else _colour_legend(place, colours)
+    colouring = next((one for one in get_args(Colouring) if one == by), None)
+    colours = query.block_colours(here.name, colouring, moment) if colouring else None
+    marked, aside = _marked(query, place, moment)
+    legend = balance_legend(engine) if colours is None else _colour_legend(place, colours)
     events, chosen = _events_around(query, here)
     return PageView(
         {
             "head": html.Header([html.H1("Blocks"), _colourings(place, by)], className="of-blocks"),
-            "scrub": html.Section(
-                _scrub(_since_received(query, here), blocks.at, events, chosen), className="card scrub"
-            ),
+            "scrub": ui.card(_scrub(_since_received(query, here), blocks.at, events, chosen), "card scrub"),
             "map": html.Div(
                 [
                     html.Section(
@@ -54,28 +55,23 @@ def view(query: Query, here: Here) -> PageView:
                         key="map",
                     ),
                     html.Section(
-                        _map_events(place, events, chosen),
+                        _events(place, events, chosen),
                         className="card happened",
                         key="events",
-                        **aria(label="Events until then"),
+                        **ui.aria(label="Events until then"),
                     ),
                 ],
                 className="map-and-events",
             ),
-            "pointed": html.Section(
-                html.Div(id="pointed-block", **aria(live="polite"), **data(hint=history_panel.POINT_HINT)),
-                className="card",
+            "pointed": ui.card(
+                html.Div(id="pointed-block", **ui.aria(live="polite"), **ui.data(hint=history_panel.POINT_HINT))
             ),
         },
         aside,
     )
 
 
-def _colouring(by: str) -> Colouring:
-    return next(one for one in get_args(Colouring) if one == by)
-
-
-def _chosen_colours(query: Query, place: PagePlace, moment: str) -> tuple[list[int], list[Any]]:
+def _marked(query: Query, place: PagePlace, moment: str) -> tuple[list[int], list[Any]]:
     """Blocks to be marked, and the event history beside the map."""
     if not place.id:
         return [], []
@@ -93,27 +89,25 @@ def _chosen_colours(query: Query, place: PagePlace, moment: str) -> tuple[list[i
 
 
 def _map(blocks: BlockMap, colours: BlockColours | None, marked: Sequence[int]) -> html.Div:
-    laid = block_map_image.grid(blocks.total)
-    picture = block_map_image.picture(blocks) if colours is None else block_map_image.coloured_map(colours)
-    layers: list[Any] = [html.Img(id="map", alt="", src=picture, draggable="false")]
+    laid = grid(blocks.total)
+    source = picture(blocks) if colours is None else coloured_map(colours)
+    layers: list[Any] = [html.Img(id="map", alt="", src=source, draggable="false")]
     if marked and blocks.total:
-        layers.append(
-            html.Img(id="spotlight", alt="", src=block_map_image.spotlight(blocks.total, marked), draggable="false")
-        )
+        layers.append(html.Img(id="spotlight", alt="", src=spotlight(blocks.total, marked), draggable="false"))
     return html.Div(
         [*layers, html.Div(className="lines"), html.Div(className="cursor")],
         id="map-frame",
         tabIndex="0",
         role="application",
         style={"--columns": str(laid.columns), "--rows": str(laid.rows)},
-        **data(total=laid.total, per_cell=laid.per_cell, columns=laid.columns),
-        **aria(label="Block map: arrow keys go from block to block, Enter opens a block’s event history"),
+        **ui.data(total=laid.total, per_cell=laid.per_cell, columns=laid.columns),
+        **ui.aria(label="Block map: arrow keys go from block to block, Enter opens a block’s event history"),
     )
 
 
 def _several(blocks: BlockMap, by: str) -> list[html.P]:
     """Return the meaning of a cell, where it is not one block."""
-    per_cell = block_map_image.grid(blocks.total).per_cell
+    per_cell = grid(blocks.total).per_cell
     which = "the one that asks for attention most" if by == COLOURING_CHOICES[0] else "one of them"
     words = f"Each cell is {per_cell:,} blocks, in the colour of {which}."
     return [html.P(words, className="note hint")] if per_cell > 1 else []
@@ -125,27 +119,20 @@ def _colourings(place: PagePlace, chosen: str) -> html.Nav:
             by,
             href=place.but(colour="" if by == COLOURING_CHOICES[0] else by),
             className="button",
-            **aria(current="true" if by == chosen else "false"),
+            **ui.aria(current="true" if by == chosen else "false"),
         )
         for by in COLOURING_CHOICES
     ]
-    return html.Nav([html.Span("Coloured by", className="note"), *links], **aria(label="Coloured by"))
+    return html.Nav([ui.small_note("Coloured by"), *links], **ui.aria(label="Coloured by"))
 
 
 def _colour_legend(place: PagePlace, colours: BlockColours) -> list[html.Li]:
     return [
-        html.Li(
-            [
-                html.Span(
-                    className="swatch",
-                    style={"backgroundColor": css(colour_of(colours.by, one.value), 1 if one.value else 0.2)},
-                ),
-                html.Span(
-                    request_link(place, colours.engine, one.request) if one.request else one.label, className="what"
-                ),
-                html.Span(f"{one.blocks:,}", className="count"),
-                html.Span(percent(one.blocks / colours.total if colours.total else 0.0), className="share"),
-            ],
+        ui.legend_item(
+            css(colour_of(colours.by, one.value), 1 if one.value else 0.2),
+            ui.request_link(place, colours.engine, one.request) if one.request else one.label,
+            (f"{one.blocks:,}", "count"),
+            (percent(one.blocks / colours.total if colours.total else 0.0), "share"),
             key=str(one.value),
         )
         for one in colours.keys
@@ -194,50 +181,50 @@ def _scrub(here: Here, at: str | None, events: Sequence[EventView], chosen: int)
         ("›", "the event after", ".", chosen + 1),
     ):
         there = 0 <= number < len(events)
-        attributes = key(name, words) | {"href": place.but(at=events[number].position, **kept)} if there else {}
-        label = aria(label=words, disabled="false" if there else "true")
+        attributes = ui.key(name, words) | {"href": place.but(at=events[number].position, **kept)} if there else {}
+        label = ui.aria(label=words, disabled="false" if there else "true")
         steps.append(html.A(sign, className="button", title=f"{words} ({name})", **attributes, **label))
     step = str(max(1, (last - first) // STEPS))
     slider = html.Label(
         [
             html.Span("Moment that is shown", className="unseen"),
-            field("range", "at", str(now), id="scrub", min=str(first), max=str(last), step=step),
+            ui.field("range", "at", str(now), id="scrub", min=str(first), max=str(last), step=step),
         ],
-        **data(at=now, since=window.since, until=window.until),
+        **ui.data(at=now, since=window.since, until=window.until),
     )
-    since, until = (html.Span(clock_text(end), className="note") for end in (window.since, window.until))
+    since, until = (ui.small_note(clock_text(end)) for end in (window.since, window.until))
     shown = html.Strong(f"{at[11:23]} UTC" if at else "", className="moment")
     return [html.Span(steps, className="moves"), since, slider, until, shown]
 
 
-def _map_events(place: PagePlace, events: Sequence[EventView], chosen: int) -> list[Any]:
+def _events(place: PagePlace, events: Sequence[EventView], chosen: int) -> list[Any]:
     heading = html.H2("Events")
     if not events:
-        return [heading, html.P("None is kept of that time.", className="note")]
+        return [heading, ui.note("None is kept of that time.")]
     rows = []
     for number, count in _last_of_alike(events, chosen):
         event = events[number]
-        alike = [html.Span(f"{count} times", className="note")] if count > 1 else []
+        alike = [ui.small_note(f"{count} times")] if count > 1 else []
         link = html.A(
             [
                 html.Time(event.at[11:23] if event.at else "", dateTime=event.at),
-                html.Span([_map_summary(event), *alike]),
+                html.Span([_summary(event), *alike]),
             ],
             href=place.but(at=event.position),
-            **aria(current="step" if number == chosen else "false"),
+            **ui.aria(current="step" if number == chosen else "false"),
         )
         rows.append(html.Li(link, key=event.position, className="to-come" if number > chosen else ""))
-    return [heading, html.Ol(rows, className="events", tabIndex="0", **aria(label="Events, the latest last"))]
+    return [heading, html.Ol(rows, className="events", tabIndex="0", **ui.aria(label="Events, the latest last"))]
 
 
 def _last_of_alike(events: Sequence[EventView], chosen: int) -> list[tuple[int, int]]:
     """Return the last of each run of events that read alike, and how many they are. A run ends at the chosen one."""
     runs: list[tuple[int, int]] = []
     for number, event in enumerate(events):
-        alike = number > 0 and _map_summary(event) == _map_summary(events[number - 1]) and number - 1 != chosen
+        alike = number > 0 and _summary(event) == _summary(events[number - 1]) and number - 1 != chosen
         runs.append((number, runs.pop()[1] + 1 if alike else 1))
     return runs
 
 
-def _map_summary(event: EventView) -> str:
+def _summary(event: EventView) -> str:
     return f"{event.request}: {event.text}" if event.request and event.request not in event.text else event.text

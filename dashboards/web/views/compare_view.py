@@ -13,20 +13,20 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.charts import ChartMark, ChartRow, over_time
-from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
-from kvscope.dashboards.web.markup import and_more, aria, choice, data, field, request_link
-from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, pool_text, queue_text, request_traces
-from kvscope.dashboards.web.time_menu import time_field
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.dashboards.web.views.configuration_view import before_and_after, last_starts
-from kvscope.monitor.errors import BadQuestion, NotKnown
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import Diff, FindingRow, MetricRow, PointView, WindowStats
-from kvscope.monitor.text import counted, duration, percent
+from kvscope.monitor.base.errors import BadQuestion, NotKnown
+from kvscope.monitor.base.text import counted, duration, in_words, percent
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import Diff, FindingRow, MetricRow, PointView, WindowStats
+
+from .. import ui
+from ..charts import ChartMark, ChartRow
+from ..display_text import clock_text, sentence
+from ..links import PagePlace, PageWindow, rfc3339, wall_ns
+from ..pool import points_over_time, pool_row, pool_text, queue_text, request_traces
+from ..time_menu import time_field
+from ..view import Here, PageView
+from .configuration_view import before_and_after, last_starts
 
 MAX_COMPARE_POINTS: Final = 300
 MOST_LINKS: Final = 6
@@ -57,14 +57,12 @@ def view(query: Query, here: Here) -> PageView:
     return PageView(
         {
             "head": html.Header(
-                [*_comparison_headline(compared), _window_sides(here.place, compared), _form(query, here, compared)],
+                [*_headline(compared), _sides(here.place, compared), _form(query, here, compared)],
                 className="card",
             ),
-            "findings": html.Section(
-                _compared_findings(here.place, compared), id="compared-findings", className="card"
-            ),
-            "figures": html.Section(_metrics_table(compared), id="figures", className="card wide"),
-            "pools": html.Section(_pools(here, both, points), id="pools", className="card", **aria(label="Timeline")),
+            "findings": ui.card(_findings(here.place, compared), id="compared-findings"),
+            "figures": ui.card(_metrics(compared), "card wide", id="figures"),
+            "pools": ui.card(_pools(here, both, points), id="pools", label="Timeline"),
         }
     )
 
@@ -81,7 +79,7 @@ def _compared(query: Query, here: Here) -> Diff:
     return query.compare(here.name, since, until, other, *against)
 
 
-def _comparison_headline(compared: Diff) -> list[Any]:
+def _headline(compared: Diff) -> list[Any]:
     came = sum(row.status == "added" and row.severity != "info" for row in compared.findings)
     went = sum(row.status == "removed" and row.severity != "info" for row in compared.findings)
     better, worse, same = (sum(row.change == word for row in compared.metrics) for word in ("better", "worse", "same"))
@@ -97,7 +95,7 @@ def _comparison_headline(compared: Diff) -> list[Any]:
 # -------------------------------------------------------------------- what is compared
 
 
-def _window_sides(place: PagePlace, compared: Diff) -> html.Dl:
+def _sides(place: PagePlace, compared: Diff) -> html.Dl:
     parts: list[Any] = []
     for name, side in (("Before", compared.before), ("After", compared.after)):
         there = place.to("engine", engine=side.engine, since=side.since or "", until=side.until or "", at="")
@@ -106,14 +104,14 @@ def _window_sides(place: PagePlace, compared: Diff) -> html.Dl:
             html.Dd(
                 [
                     html.A(side.engine, href=there),
-                    html.Span(f"{_window_when(side, compared)}, {duration(side.seconds)}"),
+                    html.Span(f"{_when(side, compared)}, {duration(side.seconds)}"),
                 ]
             ),
         ]
     return html.Dl(parts, className="sides")
 
 
-def _window_when(side: WindowStats, compared: Diff) -> str:
+def _when(side: WindowStats, compared: Diff) -> str:
     """Return from when to when, with the days where they are not the same."""
     days = {(at or "")[:10] for one in (compared.before, compared.after) for at in (one.since, one.until)}
     since, until = (
@@ -130,15 +128,15 @@ def _form(query: Query, here: Here, compared: Diff | None) -> html.Form:
         (compared.after.since, compared.after.until) if compared is not None else (window.since, window.until)
     )
     with_since, with_until = (_local(place.get(name), window.until_ns) for name in AGAINST[1:])
-    this: list[Any] = [field("hidden", "engine", here.name)]
+    this: list[Any] = [ui.field("hidden", "engine", here.name)]
     against: list[Any] = []
     if len(names) > 1:
         options = [html.Option(name, value=name) for name in names]
-        this = [html.Label([html.Span("Engine"), html.Select(options, name="engine", **data(value=here.name))])]
-        others = [(name, name) for name in names if name != here.name]
-        against = [choice("with", "Engine", others, place.get("with"), none="the same")]
-    this += [_window_time("from", "From", (since or "")[:19]), _window_time("to", "To", (until or "")[:19])]
-    against += [_window_time("with_from", "From", with_since), _window_time("with_to", "To", with_until)]
+        this = [html.Label([html.Span("Engine"), html.Select(options, name="engine", **ui.data(value=here.name))])]
+        others = ui.same(name for name in names if name != here.name)
+        against = [ui.choice("with", "Engine", others, place.get("with"), none="the same")]
+    this += [_time("from", "From", (since or "")[:19]), _time("to", "To", (until or "")[:19])]
+    against += [_time("with_from", "From", with_since), _time("with_to", "To", with_until)]
     actions: list[Any] = [html.Button("Compare", type="submit")]
     if compared is not None:
         actions.append(html.A("Swap", href=_swapped(place, compared), className="button"))
@@ -150,7 +148,7 @@ def _form(query: Query, here: Here, compared: Diff | None) -> html.Form:
         [
             html.Fieldset([html.Legend("This window"), *this], className="filter"),
             html.Fieldset([html.Legend("Compared with"), *against], className="filter"),
-            html.Div([*actions, html.P(NO_TIME, className="note")], className="filter"),
+            html.Div([*actions, ui.note(NO_TIME)], className="filter"),
         ],
         action="/compare",
         method="get",
@@ -175,7 +173,7 @@ def _offered(query: Query, here: Here) -> list[Any]:
     return links
 
 
-def _window_time(name: str, words: str, value: str) -> html.Label:
+def _time(name: str, words: str, value: str) -> html.Label:
     return html.Label([html.Span(words), time_field(name, value)])
 
 
@@ -199,22 +197,8 @@ def _swapped(place: PagePlace, compared: Diff) -> str:
 # -------------------------------------------------------------------- figures
 
 
-def _metrics_table(compared: Diff) -> list[Any]:
-    head = html.Thead(
-        html.Tr(
-            [
-                html.Th(name, scope="col", className=kind)
-                for name, kind in (
-                    ("Metric", ""),
-                    ("Before", "n"),
-                    ("After", "n"),
-                    ("Change", ""),
-                    ("Difference", "n"),
-                    ("Before and after", ""),
-                )
-            ]
-        )
-    )
+def _metrics(compared: Diff) -> list[Any]:
+    head = ui.headings("Metric", "Before#", "After#", "Change", "Difference#", "Before and after")
     rows = [_metric_row(row) for row in compared.metrics if row.before is not None or row.after is not None]
     note = 'Values within 5 % count as the same. "differs": neither direction is better.'
     table = html.Table([head, html.Tbody(rows)], className="compared figures")
@@ -227,21 +211,19 @@ def _metric_row(row: MetricRow) -> html.Tr:
         html.Span(className=f"rod-of {side}", style={"width": f"{100 * (value or 0.0) / most:.2f}%"})
         for side, value in (("before", row.before), (f"after {row.change}", row.after))
     ]
-    return html.Tr(
-        [
-            html.Th(metric_in_words(row.name), scope="row"),
-            html.Td(_metric_value(row.before, row.unit), className="n"),
-            html.Td(_metric_value(row.after, row.unit), className="n"),
-            html.Td(
-                [
-                    html.Span(CHANGE_SIGNS[row.change], className="sign", **aria(hidden="true")),
-                    html.Span(f" {row.change}", className="word"),
-                ],
-                className=f"change {row.change}",
-            ),
-            html.Td(_by(row), className="n"),
-            html.Td(rods, className="rods", **aria(hidden="true")),
-        ],
+    return ui.tr(
+        ui.row_head(metric_in_words(row.name)),
+        html.Td(_value(row.before, row.unit), className="n"),
+        html.Td(_value(row.after, row.unit), className="n"),
+        html.Td(
+            [
+                html.Span(CHANGE_SIGNS[row.change], className="sign", **ui.aria(hidden="true")),
+                html.Span(f" {row.change}", className="word"),
+            ],
+            className=f"change {row.change}",
+        ),
+        html.Td(_by(row), className="n"),
+        html.Td(rods, className="rods", **ui.aria(hidden="true")),
         key=row.name,
     )
 
@@ -252,7 +234,7 @@ def metric_in_words(name: str) -> str:
     return ", ".join([what, *map(in_words, reasons), share]) if reasons else name
 
 
-def _metric_value(value: float | None, unit: str) -> str:
+def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "none"
     if unit == "share":
@@ -266,7 +248,7 @@ def _by(row: MetricRow) -> str:
     """Return the relative change, which does not exist for next to nothing."""
     if row.change in ("same", "") or not row.before or row.after is None:
         return ""
-    if _metric_value(row.before, row.unit) == _metric_value(0.0, row.unit):
+    if _value(row.before, row.unit) == _value(0.0, row.unit):
         return ""
     if row.after >= MANY_TIMES * row.before:
         return f"× {row.after / row.before:,.0f}"
@@ -276,38 +258,36 @@ def _by(row: MetricRow) -> str:
 # -------------------------------------------------------------------- findings
 
 
-def _compared_findings(place: PagePlace, compared: Diff) -> list[Any]:
+def _findings(place: PagePlace, compared: Diff) -> list[Any]:
     heading = html.H2("Findings added, unchanged and removed")
     if not compared.findings:
-        return [heading, html.P("None in either window.", className="note")]
+        return [heading, ui.note("None in either window.")]
     columns = ("Change", "Severity", "Finding", "Code", "Verdict", "Before", "After", "Requests", "Occurrences")
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns]))
-    rows = [_compared_finding(place, compared, row) for row in compared.findings]
+    rows = [_finding(place, compared, row) for row in compared.findings]
     return [heading, html.Div(html.Table([head, html.Tbody(rows)], className="compared"), className="wide")]
 
 
-def _compared_finding(place: PagePlace, compared: Diff, row: FindingRow) -> html.Tr:
+def _finding(place: PagePlace, compared: Diff, row: FindingRow) -> html.Tr:
     side = compared.before if row.status == "removed" else compared.after
     sign, word = STATUS_SIGNS[row.status].split()
     then = place._replace(since="", until="", at=side.until or "")
     reports = {one.id: one for one in (*compared.before.findings, *compared.after.findings) if one.code == row.code}
-    named: list[Any] = [request_link(then, side.engine, name) for name in row.requests[:MOST_LINKS]]
+    named: list[Any] = [ui.request_link(then, side.engine, name) for name in row.requests[:MOST_LINKS]]
     each: list[Any] = [_link(place, compared, one) for one in list(reports.values())[:MOST_LINKS]]
-    return html.Tr(
-        [
-            html.Td(
-                [html.Span(sign, className="sign", **aria(hidden="true")), f" {word}"],
-                className=f"change {word} {row.severity}",
-            ),
-            html.Td(row.severity, className=f"severity {row.severity}"),
-            html.Th(row.title, scope="row"),
-            html.Td(html.Code(row.code)),
-            html.Td(row.verdict),
-            html.Td(f"{row.before:,}", className="n"),
-            html.Td(f"{row.after:,}", className="n"),
-            html.Td(named + and_more(len(row.requests) - MOST_LINKS), className="blocks"),
-            html.Td(each + and_more(len(reports) - MOST_LINKS), className="blocks"),
-        ],
+    return ui.tr(
+        html.Td(
+            [html.Span(sign, className="sign", **ui.aria(hidden="true")), f" {word}"],
+            className=f"change {word} {row.severity}",
+        ),
+        html.Td(row.severity, className=f"severity {row.severity}"),
+        ui.row_head(row.title),
+        html.Td(html.Code(row.code)),
+        html.Td(row.verdict),
+        ui.number_cell(row.before),
+        ui.number_cell(row.after),
+        html.Td(named + ui.and_more(len(row.requests) - MOST_LINKS), className="blocks"),
+        html.Td(each + ui.and_more(len(reports) - MOST_LINKS), className="blocks"),
         key=row.code,
     )
 
@@ -332,7 +312,7 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
     for name, words, side, there in zip(("before", "after"), ("Before", "After"), both, points, strict=True):
         parts.append(html.H3(f"{words}: {side.engine}, from {clock_text(side.since)} to {clock_text(side.until)} UTC"))
         if not there or not side.since:
-            parts.append(html.P("No points of this window are kept.", className="note"))
+            parts.append(ui.note("No points of this window are kept."))
             continue
         since_ns = wall_ns(side.since, 0)
         window = PageWindow(since_ns, since_ns + max(longest_ns, 1_000_000), False)
@@ -340,34 +320,30 @@ def _pools(here: Here, both: Sequence[WindowStats], points: Sequence[Sequence[Po
             pool_row(there, 130)._replace(top=max(tops, default=0)),
             ChartRow("Requests", 70, request_traces(there), max(queues, default=0)),
         ]
-        at_ns = _chosen_windows(here.place, window)
+        at_ns = _chosen_ns(here.place, window)
         times = ("from", "to") if name == "after" else AGAINST[1:]
         parts.append(
-            over_time(
+            points_over_time(
                 f"{name}-pool",
-                [point.at_ns for point in there],
+                there,
                 rows,
                 window,
-                marks=_window_marks(here.place, side, window),
+                marks=_marks(here.place, side, window),
                 at_ns=at_ns,
-                caption=_chart_label(words, there),
+                caption=_caption(words, there),
                 times=times,
-                gaps=gaps_between(there),
             )
         )
     return parts
 
 
-def _chosen_windows(place: PagePlace, window: PageWindow) -> int | None:
+def _chosen_ns(place: PagePlace, window: PageWindow) -> int | None:
     """Return the moment that is chosen, if it is in this window."""
-    try:
-        at_ns = wall_ns(place.at, window.until_ns)
-    except BadQuestion:  # none, or the position of an event
-        return None
-    return at_ns if window.since_ns <= at_ns <= window.until_ns else None
+    at_ns = place.moment_ns(window.until_ns)
+    return at_ns if at_ns is not None and window.since_ns <= at_ns <= window.until_ns else None
 
 
-def _window_marks(place: PagePlace, side: WindowStats, window: PageWindow) -> list[ChartMark]:
+def _marks(place: PagePlace, side: WindowStats, window: PageWindow) -> list[ChartMark]:
     """Where findings began."""
     found = []
     for finding in side.findings:
@@ -378,7 +354,7 @@ def _window_marks(place: PagePlace, side: WindowStats, window: PageWindow) -> li
     return sorted(found)
 
 
-def _chart_label(words: str, points: Sequence[PointView]) -> str:
+def _caption(words: str, points: Sequence[PointView]) -> str:
     """Return the chart in words, for screen readers."""
     last = points[-1]
     times = f"from {clock_text(points[0].at)} to {clock_text(last.at)} UTC"

@@ -1,24 +1,59 @@
-"""The configuration of an engine, and what each of its last starts changed.
+"""The configuration of an engine, field by field, and what each of its last starts changed.
 
 /configuration?engine=ENGINE
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from dash import html
 
-from kvscope.dashboards.web.configuration_changes import configuration_changes, value_text
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.links import PagePlace, rfc3339, wall_ns
-from kvscope.dashboards.web.markup import aria, headings
-from kvscope.dashboards.web.view import Here, PageView, engine_then
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import EpochView
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import EpochView
+
+from .. import ui
+from ..display_text import clock_text
+from ..links import PagePlace, rfc3339, wall_ns
+from ..view import Here, PageView, engine_then
+
+OF_THE_PROCESS: Final = frozenset(("pid",))
+"""Fields that differ at each start and mean nothing."""
+
+
+def value_text(value: Any) -> str:
+    """Return a value as the page writes it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(value_text, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def configuration_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return name, old and new value of each field that differs. `not set` stands for a field that is missing."""
+    names = [*after, *(name for name in before if name not in after)]
+    return [
+        (name, _side_text(before, name), _side_text(after, name))
+        for name in names
+        if name not in OF_THE_PROCESS and before.get(name) != after.get(name)
+    ]
+
+
+def _side_text(side: Mapping[str, Any], name: str) -> str:
+    return value_text(side[name]) if name in side else "not set"
+
+
+def changes_text(changes: list[tuple[str, str, str]], most: int = 3) -> str:
+    """Return the changes in a line, such as `num_gpu_blocks 512 → 200`."""
+    shown = ", ".join(f"{name} {old} → {new}" for name, old, new in changes[:most])
+    return f"{shown} and {len(changes) - most:,} more" if len(changes) > most else shown
+
 
 MOST_STARTS: Final = 8
 MOST_AROUND_START_NS: Final = 3_600_000_000_000
@@ -36,16 +71,13 @@ class EngineStart(NamedTuple):
 def view(query: Query, here: Here) -> PageView:
     """Return the fields at the time of the page, and the last starts."""
     engine = engine_then(query, here)
-    rows = [
-        html.Tr([html.Th(name, scope="row"), html.Td(value_text(value))])
-        for name, value in engine.configuration.items()
-    ]
+    rows = [ui.tr(ui.row_head(name), html.Td(value_text(value))) for name, value in engine.configuration.items()]
     fields = html.Table(html.Tbody(rows), className="facts-table") if rows else html.P("The engine did not report any.")
     return PageView(
         {
             "head": html.H1("Configuration"),
-            "fields": html.Section([html.P(here.name, className="about"), fields], className="card"),
-            "starts": html.Section(_starts(here.place, last_starts(query, here)), className="card", id="starts"),
+            "fields": ui.card([html.P(here.name, className="about"), fields]),
+            "starts": ui.card(_starts(here.place, last_starts(query, here)), id="starts"),
         }
     )
 
@@ -88,20 +120,18 @@ def before_and_after(place: PagePlace, start: EngineStart, now: str) -> str:
 def _starts(place: PagePlace, starts: Sequence[EngineStart]) -> list[Any]:
     heading = html.H2("Starts, the latest first")
     if not starts:
-        return [heading, html.P("No earlier epoch of this engine is known.", className="note")]
+        return [heading, ui.note("No earlier epoch of this engine is known.")]
     rows = []
     for start in starts:
         changes = [html.Div(f"{name}: {old} → {new}") for name, old, new in start.changes]
         link = html.A("compare before and after", href=before_and_after(place, start, start.after.until or ""))
         rows.append(
-            html.Tr(
-                [
-                    html.Th(f"{(start.after.since or '')[:10]} {clock_text(start.after.since)} UTC", scope="row"),
-                    html.Td(changes or "nothing changed"),
-                    html.Td(link),
-                ],
+            ui.tr(
+                ui.row_head(f"{(start.after.since or '')[:10]} {clock_text(start.after.since)} UTC"),
+                html.Td(changes or "nothing changed"),
+                html.Td(link),
                 key=str(start.after.epoch),
             )
         )
-    table = html.Table([headings("Start", "Configuration", ""), html.Tbody(rows)])
-    return [heading, html.Div(table, className="scroll", **aria(label="Starts"))]
+    table = ui.table(rows, "Start", "Configuration", "")
+    return [heading, html.Div(table, className="scroll", **ui.aria(label="Starts"))]

@@ -7,19 +7,20 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.charts import ChartMark, ChartRow, over_time
-from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.finding_cards import advice, alternatives, culprits, evidence, marks
-from kvscope.dashboards.web.links import PagePlace, PageWindow, rfc3339, wall_ns
-from kvscope.dashboards.web.markup import aria, data, field
-from kvscope.dashboards.web.pool_traces import gaps_between, pool_row, request_traces
-from kvscope.dashboards.web.silence_forms import LENGTHS, literally, silence_note
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.errors import BadTime, NotKnown
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import EventView, NotificationsView, PointView
-from kvscope.monitor.text import counted
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.base.text import counted
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import EventView, NotificationsView, PointView
+
+from .. import ui
+from ..charts import ChartMark, ChartRow
+from ..display_text import clock_text, sentence
+from ..finding_cards import advice, alternatives, culprits, evidence, marks
+from ..links import PagePlace, PageWindow, rfc3339, wall_ns
+from ..pool import points_over_time, pool_row, request_traces
+from ..view import Here, PageView
+from .alerts_view import literally, silence_form, silence_note
 
 MAX_SHOWN_CULPRITS: Final = 60
 MAX_FINDING_EVENTS: Final = 14
@@ -35,7 +36,7 @@ def view(query: Query, here: Here) -> PageView:
     """Return the finding with that `id`."""
     detail = query.finding(here.place.id)
     finding, points = detail.finding, detail.points
-    then = _finding_then(here.place, finding)
+    then = _then(here.place, finding)
     return PageView(
         {
             "finding": html.Article(
@@ -47,32 +48,31 @@ def view(query: Query, here: Here) -> PageView:
                     *_root_causes(here.place, finding),
                     html.H2("What to do", className="unseen"),
                     *advice(finding),
-                    html.Nav(_links(here, then, finding), className="more", **aria(label="More about it")),
+                    html.Nav(_links(here, then, finding), className="more", **ui.aria(label="More about it")),
                 ],
                 className=f"finding whole {finding.severity}",
                 id="finding",
             ),
-            "chart": html.Section(_finding_chart(here, finding, points), className="card", **aria(label="Meanwhile")),
-            "alerts": html.Section(
+            "chart": ui.card(_chart(here, finding, points), label="Meanwhile"),
+            "alerts": ui.card(
                 [
-                    *_finding_notifications(finding, query.notifications(finding.id)),
+                    *_notifications(finding, query.notifications(finding.id)),
                     *silence_note(here.place.get("silenced"), query.alert_state().silences),
                 ],
                 id="notifications",
-                className="card",
             ),
             "grounds": html.Div(
                 [
-                    html.Section(
+                    ui.card(
                         [
                             html.H2("Evidence"),
                             evidence(then, finding),
                             *([html.H2("Alternatives"), alternatives(finding)] if finding.alternatives else []),
                         ],
+                        "card scroll",
                         id="evidence",
-                        className="card scroll",
                     ),
-                    html.Section(_began(query, then, finding), id="began", className="card"),
+                    ui.card(_began(query, then, finding), id="began"),
                 ],
                 className="beside",
             ),
@@ -80,7 +80,7 @@ def view(query: Query, here: Here) -> PageView:
     )
 
 
-def _finding_then(place: PagePlace, finding: FindingReport) -> PagePlace:
+def _then(place: PagePlace, finding: FindingReport) -> PagePlace:
     """Return where it is visible: now, as long as it is there, or else just before its end."""
     place = place._replace(engine=finding.engine)
     if not finding.resolved_at:
@@ -125,72 +125,53 @@ def _comparison(here: Here, finding: FindingReport) -> list[Any]:
 # -------------------------------------------------------------------- notifications
 
 
-def _finding_notifications(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
+def _notifications(finding: FindingReport, alerting: NotificationsView) -> list[Any]:
     heading = html.H2("Notifications")
     if not alerting.receivers:
         asked = html.Code("monitor serve --alert URL")
         return [
             heading,
-            html.P(["This service has no receivers. Start it with ", asked, " to send alerts."], className="note"),
+            ui.note(["This service has no receivers. Start it with ", asked, " to send alerts."]),
         ]
     parts: list[Any] = [heading]
     for silence in alerting.silences:
         words = f"Silenced until {clock_text(silence.until)} UTC: {silence.comment or 'without a comment'} "
         parts.append(html.P([words, html.A("All silences", href="/alerts")], className="silenced"))
     rows = [
-        html.Tr(
-            [
-                html.Th(f"{clock_text(one.created_at)} UTC", scope="row"),
-                html.Td(one.kind),
-                html.Td(one.receiver),
-                html.Td(one.state),
-                html.Td(counted(one.tries, "try", "tries")),
-                html.Td(one.answer, className="note"),
-            ],
+        ui.tr(
+            ui.row_head(f"{clock_text(one.created_at)} UTC"),
+            html.Td(one.kind),
+            html.Td(one.receiver),
+            html.Td(one.state),
+            html.Td(counted(one.tries, "try", "tries")),
+            html.Td(one.answer, className="note"),
             key=str(one.number),
         )
         for one in alerting.deliveries
     ]
-    note = html.P("No notification yet. Findings for information and pending findings send none.", className="note")
-    parts.append(html.Table(html.Tbody(rows)) if rows else note)
+    none = ui.note("No notification yet. Findings for information and pending findings send none.")
+    parts.append(html.Table(html.Tbody(rows)) if rows else none)
     return parts if finding.resolved_at else [*parts, _silence_form(finding)]
 
 
 def _silence_form(finding: FindingReport) -> html.Details:
-    """Return a form that the service's own API takes: everyone who may see this page may send it."""
     matchers = (f"code={finding.code}", f"engine={literally(finding.engine)}")
-    hidden = [field("hidden", "matchers", matcher) for matcher in matchers]
-    lengths = html.Select(
-        [html.Option(words, value=seconds) for seconds, words in LENGTHS], name="seconds", **data(value=LENGTHS[1][0])
-    )
-    who = field("text", "comment", "", required="required", placeholder="who is on it, and why")
-    return html.Details(
-        [
-            html.Summary("Acknowledge, or silence it"),
-            html.Form(
-                [
-                    *hidden,
-                    html.Label([html.Span("For"), lengths]),
-                    html.Label([html.Span("Comment"), who]),
-                    html.Button("Silence it until then", type="submit"),
-                    html.P(f"Of {finding.code} on {finding.engine}. It stays on this page.", className="note"),
-                ],
-                action="/api/alerts/silences",
-                method="post",
-                className="filter",
-            ),
-        ],
-        className="silence",
+    return silence_form(
+        "Acknowledge, or silence it",
+        [ui.field("hidden", "matchers", matcher) for matcher in matchers],
+        "Comment",
+        "Silence it until then",
+        f"Of {finding.code} on {finding.engine}. It stays on this page.",
     )
 
 
 # -------------------------------------------------------------------- meanwhile
 
 
-def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
+def _chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> list[Any]:
     heading = html.H2("Pool and queues during the finding")
     if not points:
-        return [heading, html.P("No data of that time is kept.", className="note")]
+        return [heading, ui.note("No data of that time is kept.")]
     window = here.window
     if not (here.place.since or here.place.until):
         window = PageWindow(points[0].at_ns, max(points[-1].at_ns, points[0].at_ns + 1_000_000), False)
@@ -198,23 +179,17 @@ def _finding_chart(here: Here, finding: FindingReport, points: Sequence[PointVie
         pool_row(points, 190),
         ChartRow("Requests", 110, request_traces(points)),
     ]
-    try:
-        at_ns = wall_ns(here.place.at, window.until_ns) if here.place.at else None
-    except BadTime:  # the position of an event
-        at_ns = None
-    marked = _onset(here.place, finding, window)
     caption = (
         f"Blocks by who holds them, and requests, from {clock_text(window.since)} to {clock_text(window.until)} UTC."
     )
-    chart = over_time(
+    chart = points_over_time(
         "meanwhile",
-        [point.at_ns for point in points],
+        points,
         rows,
         window,
-        marks=marked,
-        at_ns=at_ns,
+        marks=_onset(here.place, finding, window),
+        at_ns=here.place.moment_ns(window.until_ns),
         caption=caption,
-        gaps=gaps_between(points),
     )
     return [heading, chart]
 
@@ -243,9 +218,9 @@ def _began(query: Query, then: PagePlace, finding: FindingReport) -> list[Any]:
             if before:
                 events = query.events(finding.engine, around=before[-1].position, limit=MAX_FINDING_EVENTS)
         except NotKnown as error:
-            return [heading, html.P(sentence(str(error)), className="note")]
+            return [heading, ui.note(sentence(str(error)))]
     if not events:
-        return [heading, html.P("No event of that time is kept.", className="note")]
+        return [heading, ui.note("No event of that time is kept.")]
     items = [
         html.Li(
             [

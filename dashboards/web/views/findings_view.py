@@ -12,14 +12,15 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.finding_cards import cards
-from kvscope.dashboards.web.links import PagePlace, PageWindow, wall_ns
-from kvscope.dashboards.web.markup import aria, choice, field
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import Query
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.text import counted, duration
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.query import Query
+
+from .. import ui
+from ..display_text import clock_text
+from ..finding_cards import cards, dotted_link
+from ..links import PagePlace, PageWindow, wall_ns
+from ..view import Here, PageView
 
 SEVERITY_CHOICES: Final = ("critical", "error", "warning", "info")
 FINDING_FILTERS: Final = ("severity", "code", "state", "of")
@@ -37,18 +38,11 @@ def view(query: Query, here: Here) -> PageView:
     if window.live and not here.engine.restarts:  # of an engine that is young, as much as there is
         window = window._replace(since_ns=max(window.since_ns, here.engine.epoch))
         here = here._replace(window=window)
-    wanted = [finding for finding in every if _is_finding_wanted(place, window, finding)]
+    wanted = [finding for finding in every if _is_wanted(place, window, finding)]
     still = [finding for finding in wanted if _is_open(finding, window)]
-    sections: dict[str, Any] = {
-        "head": html.Header([html.H1(_findings_headline(here, wanted)), _findings_filter(place, every)])
-    }
+    sections: dict[str, Any] = {"head": html.Header([html.H1(_headline(here, wanted)), _filter(place, every)])}
     if wanted:
-        timeline = html.Section(
-            _finding_timeline(here, wanted),
-            id="finding-timeline",
-            className="card",
-            **aria(label="Timeline of findings"),
-        )
+        timeline = ui.card(_timeline(here, wanted), id="finding-timeline", label="Timeline of findings")
         sections["finding-timeline"] = timeline
     full: list[Any] = []
     if still or not any(place.get(name) for name in FINDING_FILTERS):
@@ -56,7 +50,7 @@ def view(query: Query, here: Here) -> PageView:
     return PageView(sections | {"findings": html.Section(full, id="findings")})
 
 
-def _is_finding_wanted(place: PagePlace, window: PageWindow, finding: FindingReport) -> bool:
+def _is_wanted(place: PagePlace, window: PageWindow, finding: FindingReport) -> bool:
     state = OPEN[0] if _is_open(finding, window) else OVER[0]
     asked = {name: place.get(name) for name in FINDING_FILTERS}
     have = {"severity": finding.severity, "code": finding.code, "state": state}
@@ -68,7 +62,7 @@ def _is_open(finding: FindingReport, window: PageWindow) -> bool:
     return finding.resolved_at is None or wall_ns(finding.resolved_at, 0) > window.until_ns
 
 
-def _findings_headline(here: Here, wanted: Sequence[FindingReport]) -> str:
+def _headline(here: Here, wanted: Sequence[FindingReport]) -> str:
     if not wanted:
         return "No finding in this window" + (" matches" if any(map(here.place.get, FINDING_FILTERS)) else "")
     grave = [finding for finding in wanted if finding.severity != "info"]
@@ -81,50 +75,43 @@ def _findings_headline(here: Here, wanted: Sequence[FindingReport]) -> str:
     return ", ".join(words)
 
 
-def _findings_filter(place: PagePlace, every: Sequence[FindingReport]) -> html.Form:
+def _filter(place: PagePlace, every: Sequence[FindingReport]) -> html.Form:
     kept = (("engine", place.engine), ("from", place.since), ("to", place.until), ("at", place.at))
-    fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
-    severities = [(severity, severity) for severity in SEVERITY_CHOICES]
-    codes = [(code, code) for code in sorted({finding.code for finding in every})]
+    fields: list[Any] = [*ui.hidden(kept)]
     fields += [
-        choice("severity", "Severity", severities, place.get("severity")),
-        choice("code", "Code", codes, place.get("code")),
-        choice("state", "State", [OPEN, OVER], place.get("state")),
-        choice("of", "Engine", [("all", "every engine")], place.get("of"), none="this one"),
+        ui.choice("severity", "Severity", ui.same(SEVERITY_CHOICES), place.get("severity")),
+        ui.choice("code", "Code", ui.same(sorted({finding.code for finding in every})), place.get("code")),
+        ui.choice("state", "State", [OPEN, OVER], place.get("state")),
+        ui.choice("of", "Engine", [("all", "every engine")], place.get("of"), none="this one"),
         html.Button("Show", type="submit"),
     ]
     if any(map(place.get, FINDING_FILTERS)):
         fields.append(html.A("Show all", href=place.but(**dict.fromkeys(FINDING_FILTERS, "")), className="button"))
     key = " ".join(map(place.get, FINDING_FILTERS))
-    return html.Form(fields, action="/findings", method="get", className="filter", key=key, role="search")
+    return ui.filter_form(fields, "findings", key)
 
 
 # -------------------------------------------------------------------- lives
 
 
-def _finding_timeline(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
+def _timeline(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
     several = len({finding.engine for finding in findings}) > 1 or here.place.get("of")
     columns = ["Finding", *(["Engine"] if several else []), "From", "For", ""]
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in columns[:-1]] + [html.Th(_axis(here.window))]))
     rows = []
     for alike in _rows_of(sorted(findings, key=lambda one: one.since or "", reverse=True)):
         finding = alike[0]
-        link = html.A(
-            [html.Span(className=f"severity-dot {finding.severity}", **aria(hidden="true")), finding.title],
-            href=here.place.to("finding", engine=finding.engine, id=finding.id),
-            title=f"{finding.severity}: {finding.code}",
-        )
-        cells: list[Any] = [html.Th(link, scope="row")]
+        cells: list[Any] = [ui.row_head(dotted_link(here.place, finding))]
         if several:
             cells.append(html.Td(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine))))
-        spans = [_finding_bar(one, here.window) for one in alike]
+        spans = [_lasted(one, here.window) for one in alike]
         lasted = duration(sum(ended_ns - began_ns for began_ns, ended_ns in spans) / 1e9)
         lasted = lasted if all(one.since for one in alike) else "always"
         words = [lasted, *([counted(len(alike), "time")] if len(alike) > 1 else [])]
         began = alike[-1].since
         cells.append(html.Td(clock_text(began) if began else "the start"))
         cells.append(html.Td(", ".join(words if finding.resolved_at else [*words, "open"])))
-        bars = [_duration_bar(one, here.window) for one in alike]
+        bars = [_bar(one, here.window) for one in alike]
         cells.append(html.Td(html.Span(bars, className="bars"), className="track"))
         rows.append(html.Tr(cells, key=finding.id))
     return [html.Div(html.Table([head, html.Tbody(rows)], className="finding-timeline"), className="wide")]
@@ -144,16 +131,16 @@ def _axis(window: PageWindow) -> html.Span:
     return html.Span([html.Span(clock_text(window.since)), html.Span(clock_text(window.until))], className="axis")
 
 
-def _finding_bar(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
+def _lasted(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
     """Return from when until when (wall ns), as far as the window goes where that is not known, or not over."""
     began_ns = wall_ns(finding.since, 0) if finding.since else window.since_ns
     ended_ns = wall_ns(finding.resolved_at, 0) if finding.resolved_at else window.until_ns
     return began_ns, max(began_ns, ended_ns)
 
 
-def _duration_bar(finding: FindingReport, window: PageWindow) -> html.Span:
+def _bar(finding: FindingReport, window: PageWindow) -> html.Span:
     whole = window.until_ns - window.since_ns
-    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _finding_bar(finding, window))
+    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _lasted(finding, window))
     place = {"left": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
     state = "open" if _is_open(finding, window) else "over"
     return html.Span(className=f"life {finding.severity} {state}", style=place)

@@ -6,15 +6,16 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web import pool_balance
-from kvscope.dashboards.web.bar_list import Bar, bars
-from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.markup import aria, field
-from kvscope.dashboards.web.view import Here, PageView, engine_then
-from kvscope.monitor.errors import BadQuestion, NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import CalculatorView, MemoryView
-from kvscope.monitor.text import counted, percent
+from kvscope.monitor.base.errors import BadQuestion, NotKnown
+from kvscope.monitor.base.text import counted, percent
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import CalculatorView, MemoryView
+
+from .. import ui
+from ..charts import Bar, bars
+from ..display_text import clock_text, sentence
+from ..pool import balance_bar, balance_legend
+from ..view import Here, PageView, engine_then
 
 BYTES_PER_GIB: Final = 1 << 30
 MEMORY_FAMILIES: Final = {"free": "free", "not named": "bad", "other processes": "waiting", "KV cache": "running"}
@@ -36,11 +37,11 @@ def view(query: Query, here: Here) -> PageView:
     """Return the breakdown, the pool, the suggestions, the calculator. Where no breakdown is known, the pool comes
     first.
     """
-    breakdown, is_known = _memory_breakdown(query, here)
+    breakdown, is_known = _breakdown(query, here)
     sections = {
-        "breakdown": html.Section(breakdown, className="card", **aria(label="Memory breakdown")),
-        "pool": html.Section(_memory_pool(query, here), className="card", **aria(label="KV pool")),
-        "calculator": html.Section(_calculator(query, here), className="card", **aria(label="Calculator")),
+        "breakdown": ui.card(breakdown, label="Memory breakdown"),
+        "pool": ui.card(_pool(query, here), label="KV pool"),
+        "calculator": ui.card(_calculator(query, here), label="Calculator"),
     }
     if not is_known:
         sections["breakdown"] = sections.pop("breakdown")
@@ -50,28 +51,27 @@ def view(query: Query, here: Here) -> PageView:
 # -------------------------------------------------------------------- the breakdown
 
 
-def _memory_breakdown(query: Query, here: Here) -> tuple[list[Any], bool]:
+def _breakdown(query: Query, here: Here) -> tuple[list[Any], bool]:
     """Return the device's memory by use, and True, or where the engine reported none, a note on its sources, and
     False.
     """
     try:
         memory = query.memory(here.name)
     except NotKnown as error:
-        sources = html.P(
+        sources = ui.note(
             [
                 "vLLM logs it when it starts: ",
                 html.Code("monitor explain memory --log FILE"),
                 ". kvscope’s engine reports it in its event stream (on the CPU with ",
                 html.Code("--memory-budget"),
                 ").",
-            ],
-            className="note",
+            ]
         )
-        return [html.H2("Memory of the device"), html.P(sentence(str(error)), className="note"), sources], False
-    return [*_memory_parts(memory), *_suggestions(memory)], True
+        return [html.H2("Memory of the device"), ui.note(sentence(str(error))), sources], False
+    return [*_parts(memory), *_suggestions(memory)], True
 
 
-def _memory_parts(memory: MemoryView) -> list[Any]:
+def _parts(memory: MemoryView) -> list[Any]:
     figures = memory.parts or {name.replace("_", " "): size for name, size in memory.measured.items()}
     total = memory.measured.get("device_total", 0)
     rows, before = [], 0
@@ -79,12 +79,10 @@ def _memory_parts(memory: MemoryView) -> list[Any]:
         if size:
             share = percent(size / total) if total else ""
             note = " · ".join(filter(None, (share, NOTES.get(name, ""))))
-            rows.append(
-                Bar(name, size, MEMORY_FAMILIES.get(name, ""), _gib_text(size), note, before if memory.parts else 0)
-            )
+            rows.append(Bar(name, size, MEMORY_FAMILIES.get(name, ""), _gib(size), note, before if memory.parts else 0))
             before += size
-    in_all = [html.P([html.Strong(_gib_text(total)), " in total"], className="since")] if total else []
-    when = html.P(f"As the engine measured it last, by {clock_text(memory.at)} UTC.", className="note")
+    in_all = [html.P([html.Strong(_gib(total)), " in total"], className="since")] if total else []
+    when = ui.note(f"As the engine measured it last, by {clock_text(memory.at)} UTC.")
     return [*in_all, bars(rows), when]
 
 
@@ -95,9 +93,9 @@ def _suggestions(memory: MemoryView) -> list[Any]:
     for name, words in (("fit_requested", "to fit into the requested share"), ("use_all", "to use all of the device")):
         advised = memory.measured.get(name)
         if advised is not None:
-            more = f", {_gib_text(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
+            more = f", {_gib(abs(advised - now))} {'more' if advised >= now else 'less'} than now" if now else ""
             flag = html.Code(f"--kv-cache-memory-bytes {advised}")
-            lines.append(html.Li([flag, f" {words} ({_gib_text(advised)}{more})"]))
+            lines.append(html.Li([flag, f" {words} ({_gib(advised)}{more})"]))
     if not lines:
         return []
     return [html.H3("Suggestions, the sums done again from these figures"), html.Ul(lines, className="suggestions")]
@@ -106,18 +104,18 @@ def _suggestions(memory: MemoryView) -> list[Any]:
 # -------------------------------------------------------------------- the pool
 
 
-def _memory_pool(query: Query, here: Here) -> list[Any]:
+def _pool(query: Query, here: Here) -> list[Any]:
     heading = html.H2("KV pool")
     try:
         engine = engine_then(query, here)
     except NotKnown as error:
-        return [heading, html.P(sentence(str(error)), className="note")]
-    bar, legend = pool_balance.balance_bar(engine), html.Ul(pool_balance.legend(engine), className="legend narrow")
+        return [heading, ui.note(sentence(str(error)))]
+    bar, legend = balance_bar(engine), html.Ul(balance_legend(engine), className="legend narrow")
     blocks, size = (engine.configuration.get(name) for name in ("num_gpu_blocks", "block_size"))
     if not (isinstance(blocks, int) and isinstance(size, int)):
         return [heading, bar, legend]
     whole = f"{blocks:,} blocks of {size:,} tokens, {blocks * size:,} tokens in total"
-    return [heading, html.P(whole, className="note"), bar, legend]
+    return [heading, ui.note(whole), bar, legend]
 
 
 # -------------------------------------------------------------------- the calculator
@@ -125,9 +123,9 @@ def _memory_pool(query: Query, here: Here) -> list[Any]:
 
 def _calculator(query: Query, here: Here) -> list[Any]:
     asked = {name: here.place.get(name, default) for name, default in DEFAULTS.items()}
-    fields: list[Any] = [field("hidden", "engine", here.name)]
+    fields: list[Any] = [ui.field("hidden", "engine", here.name)]
     for name, words in CALCULATOR_FIELDS:
-        fields.append(html.Label([html.Span(words), field("number", name, asked[name], min="1", step="1")]))
+        fields.append(html.Label([html.Span(words), ui.field("number", name, asked[name], min="1", step="1")]))
     fields.append(html.Button("Calculate", type="submit"))
     form = html.Form(fields, action="/memory", method="get", className="calculator", key=" ".join(asked.values()))
     heading = html.H2("Concurrency calculator")
@@ -151,18 +149,17 @@ def _answer(answer: CalculatorView) -> list[Any]:
         f" {answer.usable_blocks:,}."
     )
     most = f" At most {answer.max_concurrency:,} fit at once." if answer.max_concurrency else " Not even one fits."
-    size = f", {_gib_text(answer.bytes_per_request)}" if answer.bytes_per_request else ""
+    size = f", {_gib(answer.bytes_per_request)}" if answer.bytes_per_request else ""
     lines = [
         html.P([html.Strong(verdict), most]),
-        html.P(
+        ui.note(
             f"Each is {tokens:,} tokens at its end: {counted(answer.blocks_per_request, 'block')} of"
-            f" {answer.block_size:,} tokens{size}.",
-            className="note",
+            f" {answer.block_size:,} tokens{size}."
         ),
     ]
     notes = html.Ul([html.Li(note) for note in answer.notes], className="note")
     return [html.Div([*lines, notes], role="status", className="fits" if answer.fits else "fits not")]
 
 
-def _gib_text(size: int) -> str:
+def _gib(size: int) -> str:
     return f"{size / BYTES_PER_GIB:,.2f} GiB" if abs(size) >= BYTES_PER_GIB // 10 else f"{size / 2**20:,.1f} MiB"

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.markup import command
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.query import Query
+from kvscope.monitor.questions.query import Query
+
+from .. import ui
+from ..view import Here, PageView
 
 ADDED_BY_STREAM: Final = (
     ("Blocks", "the state and the owner of every block, at any moment, and why it is not free"),
@@ -22,7 +23,7 @@ ADDED_BY_STREAM: Final = (
 
 def view(_query: Query, here: Here) -> PageView:
     """Return the table of additions, and the two lines that attach it."""
-    rows = [html.Tr([html.Th(name, scope="row"), html.Td(text)]) for name, text in ADDED_BY_STREAM]
+    rows = [ui.tr(ui.row_head(name), html.Td(text)) for name, text in ADDED_BY_STREAM]
     attached = here.engine.signal == "stream"
     known = (
         "attached by its event stream, which adds:" if attached else "seen through its metrics. Its event stream adds:"
@@ -31,8 +32,8 @@ def view(_query: Query, here: Here) -> PageView:
     return PageView(
         {
             "head": html.H1("What the event stream adds"),
-            "added": html.Section([html.P(f"{here.name} is {known}"), table], className="card"),
-            "attach": "" if attached else html.Section(_how_to_attach(), className="card"),
+            "added": ui.card([html.P(f"{here.name} is {known}"), table]),
+            "attach": "" if attached else ui.card(_how_to_attach()),
         }
     )
 
@@ -41,7 +42,7 @@ def _how_to_attach() -> list[Any]:
     return [
         html.H2("Attach it to a vLLM"),
         html.P("Install kvscope beside vLLM, start vLLM with the probe, and read its stream:"),
-        command("KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL"),
-        command("monitor serve --events tcp://HOST:5757"),
-        html.P("The probe changes nothing that vLLM computes. docs/probe.md has its cost.", className="note"),
+        ui.command("KVSCOPE_EVENTS=tcp://0.0.0.0:5757 vllm serve MODEL"),
+        ui.command("monitor serve --events tcp://HOST:5757"),
+        ui.note("The probe changes nothing that vLLM computes. docs/probe.md has its cost."),
     ]

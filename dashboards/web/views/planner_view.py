@@ -12,15 +12,16 @@ from typing import Any, Final, NamedTuple
 
 from dash import html
 
-from kvscope.dashboards.web.bar_list import Bar, bars
-from kvscope.dashboards.web.display_text import sentence
-from kvscope.dashboards.web.markup import aria, field, headings
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.dashboards.web.views.memory_view import BYTES_PER_GIB
-from kvscope.monitor.errors import BadQuestion, NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import CapacityPlan, PlanInput
-from kvscope.monitor.text import counted
+from kvscope.monitor.base.errors import BadQuestion, NotKnown
+from kvscope.monitor.base.text import counted
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import CapacityPlan, PlanInput
+
+from .. import ui
+from ..charts import Bar, bars
+from ..display_text import sentence
+from ..view import Here, PageView
+from .memory_view import BYTES_PER_GIB
 
 NAMED_FLAG: Final = re.compile(r"--([a-z-]+)")
 
@@ -88,15 +89,13 @@ def view(query: Query, here: Here) -> PageView:
             errors = _at_its_field(str(error))
     sections: dict[str, Any] = {
         "head": html.H1("Capacity planner"),
-        "form": html.Section(
-            _planner_form(here, plan, errors), className="card planner", **aria(label="Inputs of the plan")
-        ),
+        "form": ui.card(_form(here, plan, errors), "card planner", label="Inputs of the plan"),
     }
     if plan is not None:
-        sections["plan"] = html.Section(_plan_summary(plan), className="card", **aria(label="The plan"))
-        sections["lengths"] = html.Section(_chart(plan), className="card", **aria(label="Concurrency over length"))
-        sections["settings"] = html.Section(_settings_table(plan), className="card", **aria(label="Settings"))
-        sections["inputs"] = html.Section(_inputs_table(plan), className="card", **aria(label="Inputs and origins"))
+        sections["plan"] = ui.card(_summary(plan), label="The plan")
+        sections["lengths"] = ui.card(_chart(plan), label="Concurrency over length")
+        sections["settings"] = ui.card(_settings(plan), label="Settings")
+        sections["inputs"] = ui.card(_inputs(plan), label="Inputs and origins")
     return PageView(sections)
 
 
@@ -151,7 +150,7 @@ def _at_its_field(text: str) -> dict[str, str]:
     return {name: sentence(text)}
 
 
-def _planner_form(here: Here, plan: CapacityPlan | None, errors: dict[str, str]) -> list[Any]:
+def _form(here: Here, plan: CapacityPlan | None, errors: dict[str, str]) -> list[Any]:
     filled = {one.name: one for one in plan.inputs} if plan is not None else {}
     groups = [
         html.Fieldset(
@@ -161,7 +160,7 @@ def _planner_form(here: Here, plan: CapacityPlan | None, errors: dict[str, str])
     ]
     given = " ".join(f"{name}={here.place.get(name)}" for name in PLANNER_FIELDS)
     form = html.Form(
-        [field("hidden", "engine", here.name), *groups, html.Button("Plan", type="submit")],
+        [ui.field("hidden", "engine", here.name), *groups, html.Button("Plan", type="submit")],
         action="/plan",
         method="get",
         className="planner-form",
@@ -169,16 +168,16 @@ def _planner_form(here: Here, plan: CapacityPlan | None, errors: dict[str, str])
     )
     rest = [html.P(errors[""], className="missing", role="alert")] if "" in errors else []
     note = "An empty field has the value that the engine states or that was measured. The address has every input."
-    return [form, *rest, html.P(note, className="note")]
+    return [form, *rest, ui.note(note)]
 
 
 def _labelled(one: PlannerField, here: Here, filled: dict[str, PlanInput], error: str) -> html.Label:
     known = filled.get(one.input)
     shown = _placeholder(known) if known is not None else ""
     state: dict[str, Any] = {"placeholder": shown} if shown else {}
-    parts = [html.Span(one.label), field("text", one.name, here.place.get(one.name), inputMode="decimal", **state)]
+    parts = [html.Span(one.label), ui.field("text", one.name, here.place.get(one.name), inputMode="decimal", **state)]
     if one.kind == "text":
-        parts[1] = field("text", one.name, here.place.get(one.name), **state)
+        parts[1] = ui.field("text", one.name, here.place.get(one.name), **state)
     if error:
         parts.append(html.Small(error, id=f"{one.name}-error", className="missing", role="alert"))
     return html.Label(parts, className="invalid" if error else "")
@@ -193,7 +192,7 @@ def _placeholder(known: PlanInput) -> str:
 # -------------------------------------------------------------------- the plan
 
 
-def _plan_summary(plan: CapacityPlan) -> list[Any]:
+def _summary(plan: CapacityPlan) -> list[Any]:
     each = f", {plan.bytes_per_block:,} bytes each" if plan.bytes_per_block else ""
     lines = [
         html.P(
@@ -232,37 +231,33 @@ def _chart(plan: CapacityPlan) -> list[Any]:
     return [
         html.H2("Concurrency over length"),
         bars(rows),
-        html.P("Requests of each length that the pool holds at once, without a shared prefix.", className="note"),
+        ui.note("Requests of each length that the pool holds at once, without a shared prefix."),
     ]
 
 
-def _settings_table(plan: CapacityPlan) -> list[Any]:
+def _settings(plan: CapacityPlan) -> list[Any]:
     rows = [
-        html.Tr(
-            [
-                html.Th(html.Code(f"{one.flag} {one.value}"), scope="row"),
-                html.Td([sentence(one.why), html.Br(), html.Small(sentence(one.costs), className="note")]),
-                html.Td("limits" if one.limits else ""),
-            ],
+        ui.tr(
+            ui.row_head(html.Code(f"{one.flag} {one.value}")),
+            html.Td([sentence(one.why), html.Br(), html.Small(sentence(one.costs), className="note")]),
+            html.Td("limits" if one.limits else ""),
             key=one.flag,
         )
         for one in plan.settings
     ]
-    head = headings("Setting", "Why, and what it costs", "Limit")
-    return [html.H2("Settings"), html.Div(html.Table([head, html.Tbody(rows)]), className="scrolls", tabIndex=0)]
+    table = ui.table(rows, "Setting", "Why, and what it costs", "Limit")
+    return [html.H2("Settings"), html.Div(table, className="scrolls", tabIndex=0)]
 
 
-def _inputs_table(plan: CapacityPlan) -> list[Any]:
+def _inputs(plan: CapacityPlan) -> list[Any]:
     rows = [
-        html.Tr(
-            [
-                html.Th(one.name, scope="row"),
-                html.Td(f"{_placeholder(one)} {'GiB' if one.unit == 'bytes' else one.unit}"),
-                html.Td(f"from {one.source}" if one.source else one.origin),
-            ],
+        ui.tr(
+            ui.row_head(one.name),
+            html.Td(f"{_placeholder(one)} {'GiB' if one.unit == 'bytes' else one.unit}"),
+            html.Td(f"from {one.source}" if one.source else one.origin),
             key=one.name,
         )
         for one in plan.inputs
     ]
-    head = headings("Input", "Value", "Origin")
-    return [html.H2("Inputs"), html.Div(html.Table([head, html.Tbody(rows)]), className="scrolls", tabIndex=0)]
+    table = ui.table(rows, "Input", "Value", "Origin")
+    return [html.H2("Inputs"), html.Div(table, className="scrolls", tabIndex=0)]

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.links import PagePlace
-from kvscope.dashboards.web.markup import and_more, aria, block_links, dot, event_link, headings, request_link
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.query import Query
-from kvscope.monitor.schema import EvictionView, PrefixCacheView, PrefixNode
-from kvscope.monitor.text import counted, duration, percent
+from kvscope.monitor.base.text import counted, duration, percent
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import EvictionView, PrefixCacheView, PrefixNode
+
+from .. import ui
+from ..display_text import clock_text
+from ..links import PagePlace
+from ..view import Here, PageView
 
 MAX_SHOWN_NODES: Final = 200
 MAX_SHOWN_HOLDERS: Final = 3
@@ -30,16 +31,14 @@ def view(query: Query, here: Here) -> PageView:
     cache = query.prefix_cache(here.name, here.moment)
     return PageView(
         {
-            "head": html.Header(_prefix_head(cache)),
-            "tree": html.Section(_tree(here.place, cache), className="card scroll", **aria(label="Prefixes")),
-            "evictions": html.Section(
-                _evictions(here.place, cache), className="card scroll", **aria(label="Evictions")
-            ),
+            "head": html.Header(_head(cache)),
+            "tree": ui.card(_tree(here.place, cache), "card scroll", label="Prefixes"),
+            "evictions": ui.card(_evictions(here.place, cache), "card scroll", label="Evictions"),
         }
     )
 
 
-def _prefix_head(cache: PrefixCacheView) -> list[Any]:
+def _head(cache: PrefixCacheView) -> list[Any]:
     if not cache.cached_blocks:
         title = "Nothing is in the prefix cache"
     else:
@@ -50,10 +49,7 @@ def _prefix_head(cache: PrefixCacheView) -> list[Any]:
         ("Shared", f"{cache.shared_blocks:,}", "in the tables of several requests"),
         ("Hit rate", "no lookup yet" if cache.hit_rate is None else percent(cache.hit_rate), "of tokens looked up"),
     )
-    figures = [
-        html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles
-    ]
-    return [html.H1(title), html.Dl(figures, className="tiles")]
+    return [html.H1(title), ui.tiles(tiles)]
 
 
 # -------------------------------------------------------------------- the tree
@@ -62,23 +58,20 @@ def _prefix_head(cache: PrefixCacheView) -> list[Any]:
 def _tree(place: PagePlace, cache: PrefixCacheView) -> list[Any]:
     parts: list[Any] = [
         html.H2("Prefixes"),
-        html.P(
+        ui.note(
             "Each line is a stretch of blocks that follow each other, under the stretch that it goes on from. A prefix"
-            " is named by its keyed hash: what is in it is not known here.",
-            className="note",
+            " is named by its keyed hash: what is in it is not known here."
         ),
     ]
     if not cache.nodes:
-        return [*parts, html.P("None is kept.", className="note")]
+        return [*parts, ui.note("None is kept.")]
     ordered = _in_order(cache.nodes)
     widest = max(node.blocks for _, node in ordered)
-    head = headings(
-        "Prefix", "Blocks#", "Tokens#", "References#", "Hits#", "Computed", "Idle for", "Requests", "Block ids"
-    )
-    rows = [_prefix_row(place, cache.engine, depth, node, widest) for depth, node in ordered[:MAX_SHOWN_NODES]]
-    parts.append(html.Table([head, html.Tbody(rows)]))
+    rows = [_row(place, cache.engine, depth, node, widest) for depth, node in ordered[:MAX_SHOWN_NODES]]
+    figures = ("Blocks#", "Tokens#", "References#", "Hits#")
+    parts.append(ui.table(rows, "Prefix", *figures, "Computed", "Idle for", "Requests", "Block ids"))
     left = cache.left_out + max(0, len(ordered) - MAX_SHOWN_NODES)
-    return [*parts, html.P(f"{counted(left, 'smaller one')} left out.", className="note")] if left else parts
+    return [*parts, ui.note(f"{counted(left, 'smaller one')} left out.")] if left else parts
 
 
 def _in_order(nodes: Sequence[PrefixNode]) -> list[tuple[int, PrefixNode]]:
@@ -100,35 +93,33 @@ def _last_first(nodes: Sequence[PrefixNode]) -> list[PrefixNode]:
     return sorted(nodes, key=lambda node: (node.hits, node.references, node.blocks))
 
 
-def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, widest: int) -> html.Tr:
+def _row(place: PagePlace, engine: str, depth: int, node: PrefixNode, widest: int) -> html.Tr:
     holders: list[Any] = []
     length = max(2, round(LONGEST_PX * node.blocks / widest))
     for name in node.holders[:MAX_SHOWN_HOLDERS]:
-        holders += [request_link(place, engine, name), " "]
-    return html.Tr(
-        [
-            html.Th(
-                [dot("running" if node.references else "cached_idle"), html.Code(node.id)],
-                scope="row",
-                style={"paddingLeft": f"{10 + 18 * min(depth, DEEPEST)}px"},
-            ),
-            html.Td(
-                [
-                    html.Span(f"{node.blocks:,}"),
-                    html.Span(
-                        className="share-of", style={"width": f"{length}px", "marginRight": f"{LONGEST_PX - length}px"}
-                    ),
-                ],
-                className="n",
-            ),
-            html.Td(f"{node.tokens:,}", className="n"),
-            html.Td(f"{node.references:,}", className="n"),
-            html.Td(f"{node.hits:,}", className="n"),
-            html.Td("long ago" if node.age_s is None else f"{duration(node.age_s)} ago"),
-            html.Td("in use" if node.idle_s is None else duration(node.idle_s)),
-            html.Td([*holders, *and_more(len(node.holders) - MAX_SHOWN_HOLDERS)] or "none"),
-            html.Td(block_links(place, engine, node.ids, MAX_PREFIX_RUNS), className="blocks"),
-        ],
+        holders += [ui.request_link(place, engine, name), " "]
+    return ui.tr(
+        html.Th(
+            [ui.dot("running" if node.references else "cached_idle"), html.Code(node.id)],
+            scope="row",
+            style={"paddingLeft": f"{10 + 18 * min(depth, DEEPEST)}px"},
+        ),
+        html.Td(
+            [
+                html.Span(f"{node.blocks:,}"),
+                html.Span(
+                    className="share-of", style={"width": f"{length}px", "marginRight": f"{LONGEST_PX - length}px"}
+                ),
+            ],
+            className="n",
+        ),
+        ui.number_cell(node.tokens),
+        ui.number_cell(node.references),
+        ui.number_cell(node.hits),
+        html.Td("long ago" if node.age_s is None else f"{duration(node.age_s)} ago"),
+        html.Td("in use" if node.idle_s is None else duration(node.idle_s)),
+        html.Td([*holders, *ui.and_more(len(node.holders) - MAX_SHOWN_HOLDERS)] or "none"),
+        html.Td(ui.block_links(place, engine, node.ids, MAX_PREFIX_RUNS), className="blocks"),
         key=node.id,
     )
 
@@ -139,22 +130,19 @@ def _prefix_row(place: PagePlace, engine: str, depth: int, node: PrefixNode, wid
 def _evictions(place: PagePlace, cache: PrefixCacheView) -> list[Any]:
     heading = html.H2("Recent evictions")
     if not cache.evictions:
-        return [heading, html.P("No eviction in the events that are kept.", className="note")]
-    head = headings("When", "To make room for", "Blocks#", "Needed again since#", "Event")
+        return [heading, ui.note("No eviction in the events that are kept.")]
     rows = [_evicted(place, cache.engine, one) for one in cache.evictions[:MAX_SHOWN_EVICTIONS]]
-    table = html.Table([head, html.Tbody(rows)])
-    return [heading, table, html.P(and_more(len(cache.evictions) - MAX_SHOWN_EVICTIONS), className="note")]
+    table = ui.table(rows, "When", "To make room for", "Blocks#", "Needed again since#", "Event")
+    return [heading, table, ui.note(ui.and_more(len(cache.evictions) - MAX_SHOWN_EVICTIONS))]
 
 
 def _evicted(place: PagePlace, engine: str, one: EvictionView) -> html.Tr:
-    return html.Tr(
-        [
-            html.Td(clock_text(one.at)),
-            html.Th(request_link(place, engine, one.by) if one.by else one.cause, scope="row"),
-            html.Td(f"{one.blocks:,}", className="n"),
-            html.Td(f"{one.needed_again:,}" if one.needed_again else "none", className="n"),
-            html.Td(event_link(place, engine, one.position)),
-        ],
+    return ui.tr(
+        html.Td(clock_text(one.at)),
+        ui.row_head(ui.request_link(place, engine, one.by) if one.by else one.cause),
+        ui.number_cell(one.blocks),
+        html.Td(f"{one.needed_again:,}" if one.needed_again else "none", className="n"),
+        html.Td(ui.event_link(place, engine, one.position)),
         key=one.position,
-        className="culprit" if one.needed_again else "",
+        kind="culprit" if one.needed_again else "",
     )

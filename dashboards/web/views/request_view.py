@@ -9,16 +9,15 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web import history_panel
-from kvscope.dashboards.web.display_text import clock_text, sentence
-from kvscope.dashboards.web.links import PagePlace
-from kvscope.dashboards.web.markup import aria, request_link
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import WORDS, in_words
-from kvscope.monitor.schema import ConditionView, PhaseView, RequestDetail, Wait
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.base.text import WORDS, counted, duration, in_words
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import ConditionView, PhaseView, RequestDetail, Wait
+
+from .. import history_panel, ui
+from ..display_text import clock_text, sentence
+from ..links import PagePlace
+from ..view import Here, PageView
 
 MOST_PHASES: Final = 80
 PHASE_FAMILIES: Final = {"RUNNING": "running", "UNACCOUNTED": "unaccounted", "FREE_DEFERRED": "finished"}
@@ -31,17 +30,16 @@ def view(query: Query, here: Here) -> PageView:
         detail = query.request(here.name, place.id, here.moment)
     except NotKnown as error:
         back = html.A("All requests", href=place.to("requests"))
-        parts = [html.H1("Request"), html.P(sentence(str(error)), className="note"), html.P(back)]
-        return PageView({"not-known": html.Section(parts, className="card")})
+        parts = [html.H1("Request"), ui.note(sentence(str(error))), html.P(back)]
+        return PageView({"not-known": ui.card(parts)})
     sections: dict[str, Any] = {
         "head": html.H1(["Request ", html.Span(detail.request.id, className="id")]),
-        "life": html.Section(_waterfall(detail), className="card", **aria(label="Phases")),
+        "life": ui.card(_waterfall(detail), label="Phases"),
     }
     if detail.waits is not None:
-        sections["waits"] = html.Section(
-            _request_wait_tree(place, detail.waits), className="card", **aria(label="What it waits for")
-        )
-    sections["conditions"] = html.Section(_request_conditions(detail), className="card", **aria(label="Conditions"))
+        sections["waits"] = ui.card(_waits(place, detail.waits), label="What it waits for")
+    conditions = html.Table(html.Tbody([_condition(one) for one in detail.conditions]))
+    sections["conditions"] = ui.card([html.H2("Conditions"), conditions], label="Conditions")
     return PageView(sections, history_panel.of_request(place, detail))
 
 
@@ -54,12 +52,12 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
     phases = detail.phases[-MOST_PHASES:]
     known = [phase for phase in phases if phase.since]
     if not known:
-        return [heading, html.P("No event about it is kept.", className="note")]
-    began = _waited_seconds(known[0])
+        return [heading, ui.note("No event about it is kept.")]
+    began = _began_s(known[0])
     lasted = [0.0 if _is_past(phase) else phase.for_s for phase in known]
-    whole = max(_waited_seconds(phase) + seconds for phase, seconds in zip(known, lasted, strict=True)) - began or 1.0
+    whole = max(_began_s(phase) + seconds for phase, seconds in zip(known, lasted, strict=True)) - began or 1.0
     rows = [
-        _phase(phase, (_waited_seconds(phase) - began) / whole, seconds / whole)
+        _phase(phase, (_began_s(phase) - began) / whole, seconds / whole)
         for phase, seconds in zip(known, lasted, strict=True)
     ]
     left = len(detail.phases) - len(phases)
@@ -78,7 +76,7 @@ def _waterfall(detail: RequestDetail) -> list[Any]:
     )
     header = html.Tr([html.Th(name, className=kind, scope="col") for name, kind in columns])
     table = html.Table([html.Thead(header), html.Tbody(rows)], className="waterfall")
-    return [heading, html.P(" ".join(notes), className="note"), html.Div(table, className="wide")]
+    return [heading, ui.note(" ".join(notes)), html.Div(table, className="wide")]
 
 
 def _is_past(phase: PhaseView) -> bool:
@@ -86,7 +84,7 @@ def _is_past(phase: PhaseView) -> bool:
     return phase.state.startswith("FINISHED") and not phase.blocks
 
 
-def _waited_seconds(phase: PhaseView) -> float:
+def _began_s(phase: PhaseView) -> float:
     assert phase.since is not None
     return datetime.fromisoformat(phase.since).timestamp()
 
@@ -104,15 +102,13 @@ def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
     computed = f"{phase.phase_tokens:,}" if phase.phase_tokens else ""
     if phase.recomputed_tokens:
         computed += f" ({phase.recomputed_tokens:,} again)"
-    return html.Tr(
-        [
-            html.Th(in_words(phase.state), scope="row", title=phase.state),
-            html.Td(in_words(phase.reason) if phase.reason else "", title=phase.reason),
-            html.Td(bar, className="rod"),
-            html.Td(duration(phase.for_s), className="n"),
-            html.Td(f"{phase.blocks:,}", className="n"),
-            html.Td(computed, className="n"),
-        ],
+    return ui.tr(
+        html.Th(in_words(phase.state), scope="row", title=phase.state),
+        html.Td(in_words(phase.reason) if phase.reason else "", title=phase.reason),
+        html.Td(bar, className="rod"),
+        html.Td(duration(phase.for_s), className="n"),
+        ui.number_cell(phase.blocks),
+        html.Td(computed, className="n"),
         key=f"{phase.since} {phase.state}",
     )
 
@@ -120,13 +116,10 @@ def _phase(phase: PhaseView, starts: float, lasts: float) -> html.Tr:
 # -------------------------------------------------------------------- what it waits for
 
 
-def _request_wait_tree(place: PagePlace, wait: Wait) -> list[Any]:
+def _waits(place: PagePlace, wait: Wait) -> list[Any]:
     return [
         html.H2("What it waits for"),
-        html.P(
-            "Holders of the blocks that it needs, the largest first, and what each of them waits for.",
-            className="note",
-        ),
+        ui.note("Holders of the blocks that it needs, the largest first, and what each of them waits for."),
         html.Ul(_wait_item(place, wait), className="waits"),
     ]
 
@@ -134,7 +127,7 @@ def _request_wait_tree(place: PagePlace, wait: Wait) -> list[Any]:
 def _wait_item(place: PagePlace, wait: Wait) -> html.Li:
     """One that waits or is waited for, over those that it waits for."""
     before, name, after = wait.text.partition(wait.request) if wait.request else (wait.text, "", "")
-    link = request_link(place, place.engine, name) if name else ""
+    link = ui.request_link(place, place.engine, name) if name else ""
     text: list[Any] = [before, link, after] if name else [before]
     gives = [html.Span(counted(wait.blocks, "block"), className="gives")] if wait.blocks else []
     below: Sequence[Any] = [html.Ul([_wait_item(place, one) for one in wait.waits_for])] if wait.waits_for else []
@@ -144,18 +137,12 @@ def _wait_item(place: PagePlace, wait: Wait) -> html.Li:
 # -------------------------------------------------------------------- conditions
 
 
-def _request_conditions(detail: RequestDetail) -> list[Any]:
-    return [html.H2("Conditions"), html.Table(html.Tbody([_condition(one) for one in detail.conditions]))]
-
-
 def _condition(one: ConditionView) -> html.Tr:
-    return html.Tr(
-        [
-            html.Th(_condition_name(one.name), scope="row", title=one.name),
-            html.Td("yes" if one.holds else "no"),
-            html.Td(f"since {clock_text(one.since)}" if one.since else ""),
-            html.Td(WORDS.get(one.reason, one.reason), title=one.reason),
-        ],
+    return ui.tr(
+        html.Th(_condition_name(one.name), scope="row", title=one.name),
+        html.Td("yes" if one.holds else "no"),
+        html.Td(f"since {clock_text(one.since)}" if one.since else ""),
+        html.Td(WORDS.get(one.reason, one.reason), title=one.reason),
         key=one.name,
     )
 

@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import family_of, reason_of
-from kvscope.dashboards.web.links import PagePlace
-from kvscope.dashboards.web.markup import aria, choice, dot, field, request_link
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.errors import NotKnown
-from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import RequestView
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.errors import NotKnown
+from kvscope.monitor.base.text import counted, duration, in_words
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import RequestView
+
+from .. import ui
+from ..display_text import family_of, reason_of
+from ..links import PagePlace
+from ..view import Here, PageView
 
 A_PAGE: Final = 100
 MOST_REASONS: Final = 2
@@ -67,17 +67,17 @@ def view(query: Query, here: Here) -> PageView:
     every = query.requests(here.name, here.moment)
     found = query.findings("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}
-    wanted = _ordered(place, [one for one in every if _is_request_wanted(place, one)], culprits)
-    parts = [html.H1("Requests"), _requests_filter(place, every)]
+    wanted = _ordered(place, [one for one in every if _is_wanted(place, one)], culprits)
+    parts = [html.H1("Requests"), _filter(place, every)]
     if not every:
-        parts.append(html.P("No request was received yet.", className="note"))
+        parts.append(ui.note("No request was received yet."))
     else:
-        parts.append(html.P(_requests_headline(every, wanted), className="note"))
-        parts += _requests_table(place, wanted, culprits) if wanted else []
-    return PageView({"requests": html.Section(parts, id="requests", className="card")})
+        parts.append(ui.note(_headline(every, wanted)))
+        parts += _table(place, wanted, culprits) if wanted else []
+    return PageView({"requests": ui.card(parts, id="requests")})
 
 
-def _is_request_wanted(place: PagePlace, request: RequestView) -> bool:
+def _is_wanted(place: PagePlace, request: RequestView) -> bool:
     return (
         place.get("q").lower() in request.id.lower()
         and place.get("state", request.state) == request.state
@@ -97,7 +97,7 @@ def _ordered(place: PagePlace, requests: list[RequestView], culprits: Collection
     return sorted(requests, key=column.key, reverse=asked.startswith("-"))
 
 
-def _requests_headline(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> str:
+def _headline(every: Sequence[RequestView], wanted: Sequence[RequestView]) -> str:
     if not wanted:
         return f"None of {counted(len(every), 'request')} matches."
     alive, ended = (sum(one.ended == is_so for one in wanted) for is_so in (False, True))
@@ -110,8 +110,7 @@ def _requests_headline(every: Sequence[RequestView], wanted: Sequence[RequestVie
 # -------------------------------------------------------------------- what it is narrowed to
 
 
-def _requests_filter(place: PagePlace, every: Sequence[RequestView]) -> html.Form:
-    """Return a form that works like links: its choice is in the address."""
+def _filter(place: PagePlace, every: Sequence[RequestView]) -> html.Form:
     kept = (
         ("engine", place.engine),
         ("from", place.since),
@@ -119,35 +118,35 @@ def _requests_filter(place: PagePlace, every: Sequence[RequestView]) -> html.For
         ("at", place.at),
         ("sort", place.get("sort")),
     )
-    fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
-    fields.append(html.Label([html.Span("Request id has"), field("search", "q", place.get("q"))]))
+    fields: list[Any] = [*ui.hidden(kept)]
+    fields.append(html.Label([html.Span("Request id has"), ui.field("search", "q", place.get("q"))]))
     for name, words, values in (
         ("state", "State", sorted({one.state for one in every})),
         ("reason", "Reason", sorted({one.reason for one in every if one.reason})),
     ):
-        fields.append(choice(name, words, [(value, in_words(value)) for value in values], place.get(name)))
-    fields.append(choice("holding", "Holds blocks", [("1", "yes")], place.get("holding")))
+        fields.append(ui.choice(name, words, [(value, in_words(value)) for value in values], place.get(name)))
+    fields.append(ui.choice("holding", "Holds blocks", [("1", "yes")], place.get("holding")))
     fields.append(html.Button("Show", type="submit"))
     if any(place.get(name) for name in REQUEST_FILTERS if name != "sort"):
         fields.append(
             html.A("Show all", href=place.but(**dict.fromkeys(REQUEST_FILTERS, ""), page=""), className="button")
         )
     key = " ".join(place.get(name) for name in REQUEST_FILTERS)
-    return html.Form(fields, action="/requests", method="get", className="filter", key=key, role="search")
+    return ui.filter_form(fields, "requests", key)
 
 
 # -------------------------------------------------------------------- the table
 
 
-def _requests_table(place: PagePlace, wanted: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
+def _table(place: PagePlace, wanted: Sequence[RequestView], culprits: Collection[str]) -> list[Any]:
     pages = max(1, -(-len(wanted) // A_PAGE))
     asked = place.get("page", "1")
     number = min(max(int(asked), 1), pages) if asked.isdecimal() else 1
     shown = wanted[(number - 1) * A_PAGE : number * A_PAGE]
-    rows = [_request_row(place, request, request.id in culprits) for request in shown]
+    rows = [_row(place, request, request.id in culprits) for request in shown]
     table = html.Table([html.Thead(html.Tr([_heading(place, column) for column in REQUEST_COLUMNS])), html.Tbody(rows)])
     parts: list[Any] = [
-        html.Div(table, className="scroll wide", tabIndex="0", role="region", **aria(label="Table of requests"))
+        html.Div(table, className="scroll wide", tabIndex="0", role="region", **ui.aria(label="Table of requests"))
     ]
     if pages > 1:
         parts.append(_turner(place, number, pages))
@@ -162,29 +161,29 @@ def _heading(place: PagePlace, column: Column) -> html.Th:
     sign = {down: " ▾", up: " ▴"}.get(asked, "")
     link = html.A([column.heading, sign], href=place.but(sort=other if asked == first else first, page=""))
     sorted_so = {down: "descending", up: "ascending"}.get(asked, "none")
-    return html.Th(link, className=column.kind, title=column.means, scope="col", **aria(sort=sorted_so))
+    return html.Th(link, className=column.kind, title=column.means, scope="col", **ui.aria(sort=sorted_so))
 
 
 def _turner(place: PagePlace, number: int, pages: int) -> html.Nav:
     parts: list[Any] = []
     if number > 1:
         parts.append(html.A("← Before", href=place.but(page=str(number - 1)), className="button"))
-    parts.append(html.Span(f"page {number:,} of {pages:,}", className="note"))
+    parts.append(ui.small_note(f"page {number:,} of {pages:,}"))
     if number < pages:
         parts.append(html.A("After →", href=place.but(page=str(number + 1)), className="button"))
-    return html.Nav(parts, className="turner", **aria(label="Pages"))
+    return html.Nav(parts, className="turner", **ui.aria(label="Pages"))
 
 
-def _request_row(place: PagePlace, request: RequestView, culprit: bool) -> html.Tr:
+def _row(place: PagePlace, request: RequestView, culprit: bool) -> html.Tr:
     lost = f" (−{request.tokens_lost:,})" if request.tokens_lost else ""
     cells: list[Any] = [
-        html.Th(request_link(place, place.engine, request.id), scope="row"),
-        html.Td([dot(family_of(request)), in_words(request.state)], title=request.state),
+        ui.row_head(ui.request_link(place, place.engine, request.id)),
+        html.Td([ui.dot(family_of(request)), in_words(request.state)], title=request.state),
         html.Td(reason_of(request), title=request.reason),
         html.Td(duration(request.for_s), className="n"),
-        html.Td(f"{request.blocks:,}", className="n"),
-        html.Td(f"{request.prompt_tokens:,}", className="n"),
-        html.Td(f"{request.computed_tokens:,}", className="n"),
+        ui.number_cell(request.blocks),
+        ui.number_cell(request.prompt_tokens),
+        ui.number_cell(request.computed_tokens),
         html.Td(f"{request.output_tokens:,} / {request.max_tokens:,}", className="n"),
         html.Td(f"{request.preemptions:,}{lost}", className="n"),
         html.Td(_waited(request)),

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.bar_list import Bar, bars
-from kvscope.dashboards.web.display_text import clock_text
-from kvscope.dashboards.web.links import PagePlace
-from kvscope.dashboards.web.markup import aria, block_links, dot, headings, request_link
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import IdleFloorView, RetainedBlocksView, RetainedGroup
-from kvscope.monitor.text import counted, duration
+from kvscope.monitor.base.text import counted, duration, in_words
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import IdleFloorView, RetainedBlocksView, RetainedGroup
+
+from .. import ui
+from ..charts import Bar, bars
+from ..display_text import clock_text
+from ..links import PagePlace
+from ..view import Here, PageView
 
 MAX_RETAINED_RUNS: Final = 12
 MOST_FLOORS: Final = 20
@@ -27,19 +27,15 @@ def view(query: Query, here: Here) -> PageView:
     retained = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
     return PageView(
         {
-            "head": html.Header(_retained_head(retained)),
-            "held": html.Section(
-                _retained_groups(here.place, retained), className="card scroll", **aria(label="By owner")
-            ),
-            "lifetimes": html.Section(_lifetimes(retained), className="card", **aria(label="How long blocks stay")),
-            "floors": html.Section(
-                _floor_chart(retained.floors), className="card", **aria(label="After each drain to idle")
-            ),
+            "head": html.Header(_head(retained)),
+            "held": ui.card(_groups(here.place, retained), "card scroll", label="By owner"),
+            "lifetimes": ui.card(_lifetimes(retained), label="How long blocks stay"),
+            "floors": ui.card(_floors(retained.floors), label="After each drain to idle"),
         }
     )
 
 
-def _retained_head(retained: RetainedBlocksView) -> list[Any]:
+def _head(retained: RetainedBlocksView) -> list[Any]:
     suspect = sum(one.blocks for one in retained.held if one.reason in RETAINED_SHADES)
     when = f"from {clock_text(retained.since)} to {clock_text(retained.until)} UTC"
     if not retained.allocated:
@@ -56,46 +52,36 @@ def _retained_head(retained: RetainedBlocksView) -> list[Any]:
         ("Without a live request", suspect, "held by ended requests, or UNACCOUNTED"),
         ("Warm cache", retained.still_cached, "freed, and kept for their prefix"),
     )
-    figures = [
-        html.Div([html.Dt(name), html.Dd(f"{value:,}"), html.Dd(note, className="note")]) for name, value, note in tiles
-    ]
-    parts.append(html.Dl(figures, className="tiles"))
+    parts.append(ui.tiles((name, f"{value:,}", about) for name, value, about in tiles))
     if not retained.is_complete:
         parts.append(
-            html.P(
-                "Some events of this window are missing. Blocks that were allocated before them are not counted.",
-                className="note",
-            )
+            ui.note("Some events of this window are missing. Blocks that were allocated before them are not counted.")
         )
     return parts
 
 
-def _retained_groups(place: PagePlace, retained: RetainedBlocksView) -> list[Any]:
+def _groups(place: PagePlace, retained: RetainedBlocksView) -> list[Any]:
     parts: list[Any] = [html.H2("Owners, the longest first")]
     if not retained.held:
-        return [*parts, html.P("No request holds any.", className="note")]
-    head = headings("Owner", "State", "Why", "Since", "For", "Blocks#", "Which")
-    rows = [_retained_row(place, retained.engine, one) for one in retained.held]
-    parts.append(html.Table([head, html.Tbody(rows)]))
-    return parts
+        return [*parts, ui.note("No request holds any.")]
+    rows = [_row(place, retained.engine, one) for one in retained.held]
+    return [*parts, ui.table(rows, "Owner", "State", "Why", "Since", "For", "Blocks#", "Which")]
 
 
-def _retained_row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
+def _row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
     family = RETAINED_SHADES.get(one.reason, "running" if one.state == "RUNNING" else "waiting")
-    owner = request_link(place, engine, one.owner) if one.owner else "no known owner"
+    owner = ui.request_link(place, engine, one.owner) if one.owner else "no known owner"
     state = in_words(one.state) if one.state else "no owner"
-    return html.Tr(
-        [
-            html.Th(owner, scope="row"),
-            html.Td([dot(family), state], className="state", title=one.state),
-            html.Td(in_words(one.reason) if one.reason else "it is alive", title=one.reason),
-            html.Td(clock_text(one.since)),
-            html.Td(duration(one.for_s)),
-            html.Td(f"{one.blocks:,}", className="n"),
-            html.Td(block_links(place, engine, one.ids, MAX_RETAINED_RUNS), className="blocks"),
-        ],
+    return ui.tr(
+        ui.row_head(owner),
+        html.Td([ui.dot(family), state], className="state", title=one.state),
+        html.Td(in_words(one.reason) if one.reason else "it is alive", title=one.reason),
+        html.Td(clock_text(one.since)),
+        html.Td(duration(one.for_s)),
+        ui.number_cell(one.blocks),
+        html.Td(ui.block_links(place, engine, one.ids, MAX_RETAINED_RUNS), className="blocks"),
         key=f"{one.owner} {one.state} {one.reason}",
-        className="culprit" if one.reason in RETAINED_SHADES else "",
+        kind="culprit" if one.reason in RETAINED_SHADES else "",
     )
 
 
@@ -112,13 +98,13 @@ def _lifetimes(retained: RetainedBlocksView) -> list[Any]:
         rows.pop()
     while rows and not rows[0].value:
         rows.pop(0)
-    return [heading, bars(rows) if rows else html.P("None was freed yet.", className="note")]
+    return [heading, bars(rows) if rows else ui.note("None was freed yet.")]
 
 
-def _floor_chart(floors: Sequence[IdleFloorView]) -> list[Any]:
+def _floors(floors: Sequence[IdleFloorView]) -> list[Any]:
     heading = html.H2("Floor after each idle")
     if not floors:
-        return [heading, html.P("It has not been idle in this window.", className="note")]
+        return [heading, ui.note("It has not been idle in this window.")]
     rises = len(floors) > 1 and floors[-1].blocks > floors[0].blocks
     sentence = (
         f"It rose from {floors[0].blocks:,} to {floors[-1].blocks:,}. An idle engine should hold none."
@@ -128,7 +114,5 @@ def _floor_chart(floors: Sequence[IdleFloorView]) -> list[Any]:
     stride = -(-len(floors) // MOST_FLOORS)
     shown = [*floors[:-1:stride], floors[-1]]
     rows = [Bar(clock_text(floor.at), floor.blocks, "bad" if floor.blocks else "") for floor in shown]
-    left_out = (
-        [html.P(f"{counted(len(floors), 'drain')} in all.", className="note")] if len(shown) < len(floors) else []
-    )
-    return [heading, html.P(sentence, className="note"), bars(rows), *left_out]
+    left_out = [ui.note(f"{counted(len(floors), 'drain')} in all.")] if len(shown) < len(floors) else []
+    return [heading, ui.note(sentence), bars(rows), *left_out]

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.display_text import day_and_clock
-from kvscope.dashboards.web.links import wall_ns
-from kvscope.dashboards.web.markup import aria, choice, field, headings
-from kvscope.dashboards.web.view import Here, PageView
-from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import FoundRequest, RequestSearch
-from kvscope.monitor.text import counted
+from kvscope.monitor.base.text import counted, in_words
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import FoundRequest, RequestSearch
+
+from .. import ui
+from ..display_text import day_and_clock
+from ..links import wall_ns
+from ..view import Here, PageView
 
 MOST_FOUND: Final = 100
 
@@ -24,25 +24,25 @@ MOST_FOUND: Final = 100
 def view(query: Query, here: Here) -> PageView:
     """Return the form, and the results for the address. Without a time in the address, all of the past is searched."""
     part, engine = here.place.get("q"), here.place.get("of")
-    sections: dict[str, Any] = {"head": html.Header([html.H1("Search a request"), _search_form(here, part, engine)])}
+    sections: dict[str, Any] = {"head": html.Header([html.H1("Search a request"), _form(here, part, engine)])}
     if part:
         since = here.window.since if here.place.since else ""
         until = here.window.until if here.place.until else ""
         found = query.find_request(part, engine, since, until, MOST_FOUND)
-        sections["found"] = html.Section(_found(here, part, found), id="found", className="card")
+        sections["found"] = ui.card(_found(here, part, found), id="found")
     return PageView(sections)
 
 
-def _search_form(here: Here, part: str, engine: str) -> html.Form:
+def _form(here: Here, part: str, engine: str) -> html.Form:
     kept = (("engine", here.place.engine), ("from", here.place.since), ("to", here.place.until))
-    fields: list[Any] = [field("hidden", name, value) for name, value in kept if value]
-    engines = [(one.engine, one.engine) for one in here.engines if one.signal == "stream"]
+    fields: list[Any] = [*ui.hidden(kept)]
+    engines = ui.same(one.engine for one in here.engines if one.signal == "stream")
     fields += [
-        html.Label([html.Span("Request id has"), field("search", "q", part)]),
-        choice("of", "Engine", engines, engine, none="every engine"),
+        html.Label([html.Span("Request id has"), ui.field("search", "q", part)]),
+        ui.choice("of", "Engine", engines, engine, none="every engine"),
         html.Button("Search", type="submit"),
     ]
-    return html.Form(fields, action="/search", method="get", className="filter", key=f"{part} {engine}", role="search")
+    return ui.filter_form(fields, "search", f"{part} {engine}")
 
 
 def _found(here: Here, part: str, found: RequestSearch) -> list[Any]:
@@ -55,13 +55,13 @@ def _found(here: Here, part: str, found: RequestSearch) -> list[Any]:
     parts: list[Any] = [html.H2(headline)]
     if not found.is_complete:
         reached = day_and_clock(found.searched_since) if found.searched_since else "the beginning"
-        parts.append(html.P(f"The search reached back to {reached}. Narrow it by engine or time.", className="note"))
+        parts.append(ui.note(f"The search reached back to {reached}. Narrow it by engine or time."))
     if any(engine.signal != "stream" for engine in here.engines):
-        parts.append(html.P("Engines seen through /metrics only name no request.", className="note"))
+        parts.append(ui.note("Engines seen through /metrics only name no request."))
     if found.requests:
         rows = [_found_row(here, one) for one in found.requests]
-        table = html.Table([headings("Request", "Engine", "First seen", "State"), html.Tbody(rows)])
-        parts.append(html.Div(table, className="scroll", **aria(label="Requests")))
+        table = ui.table(rows, "Request", "Engine", "First seen", "State")
+        parts.append(html.Div(table, className="scroll", **ui.aria(label="Requests")))
     return parts
 
 
@@ -69,6 +69,6 @@ def _found_row(here: Here, one: FoundRequest) -> html.Tr:
     there = {"engine": one.engine, "since": "", "until": "", "at": one.at}
     link = html.A(one.id, href=here.place.to("request", **there, id=one.id), className="id")
     seen = day_and_clock(one.first_seen) if one.first_seen and wall_ns(one.first_seen, 0) else ""
-    cells = [html.Th(link, scope="row"), html.Td(one.engine), html.Td(seen)]
+    cells = [ui.row_head(link), html.Td(one.engine), html.Td(seen)]
     state = in_words(one.state) if one.state else "in the history"
-    return html.Tr([*cells, html.Td(state, title=one.state)], key=f"{one.engine} {one.epoch} {one.number}")
+    return ui.tr(*cells, html.Td(state, title=one.state), key=f"{one.engine} {one.epoch} {one.number}")

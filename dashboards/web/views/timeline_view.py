@@ -9,9 +9,14 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.dashboards.web.charts import ChartMark, ChartRow, Trace, over_time
-from kvscope.dashboards.web.configuration_changes import changes_text
-from kvscope.dashboards.web.display_text import (
+from kvscope.monitor.base.text import counted, in_words
+from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.questions.query import Query
+from kvscope.monitor.questions.schema import EngineView, ExplanationView, PointView
+
+from .. import ui
+from ..charts import ChartMark, ChartRow, Trace
+from ..display_text import (
     clock_text,
     latency_note,
     latency_text,
@@ -21,26 +26,11 @@ from kvscope.dashboards.web.display_text import (
     queue_reasons,
     rate_note,
 )
-from kvscope.dashboards.web.links import rfc3339, wall_ns
-from kvscope.dashboards.web.markup import aria, key
-from kvscope.dashboards.web.palette import LIMITS, REASONS
-from kvscope.dashboards.web.pool_traces import (
-    RUNNING_TRACE,
-    gaps_between,
-    latency_traces,
-    pool_row,
-    pool_text,
-    queue_text,
-    request_traces,
-)
-from kvscope.dashboards.web.view import Here, PageView, engine_then
-from kvscope.dashboards.web.views.configuration_view import last_starts
-from kvscope.monitor.errors import BadTime
-from kvscope.monitor.findings import FindingReport
-from kvscope.monitor.query import Query
-from kvscope.monitor.reason_words import in_words
-from kvscope.monitor.schema import EngineView, ExplanationView, PointView
-from kvscope.monitor.text import counted
+from ..links import rfc3339, wall_ns
+from ..palette import LIMITS, REASONS
+from ..pool import RUNNING_TRACE, latency_traces, points_over_time, pool_row, pool_text, queue_text, request_traces
+from ..view import Here, PageView, engine_then
+from .configuration_view import changes_text, last_starts
 
 MAX_TIMELINE_POINTS: Final = 300
 MOST_MARKS: Final = 40
@@ -66,22 +56,17 @@ def view(query: Query, here: Here) -> PageView:
     if here.window.live and points:  # of an engine that is young, as much as there is
         shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
         here = here._replace(window=shown)
-    marks = _timeline_marks(query, here, points)
+    marks = _marks(query, here, points)
     explained = query.explain(here.name, since, until)
-    found = _open_findings(query, here)
+    found = [] if here.moment else query.findings("firing", here.name)  # of a past time, the forecast is over
     return PageView(
         {
-            "summary": html.Section(_summary(here, engine, found), id="summary", **aria(label="The engine")),
-            "explanation": html.Section(_timeline_explanation(here, explained), id="explanation", className="card"),
-            "chart": html.Section(_timeline_chart(here, points, marks), className="card", **aria(label="Timeline")),
-            "marks": html.Section(_timeline_list(here, marks), id="marks", className="card"),
+            "summary": html.Section(_summary(here, engine, found), id="summary", **ui.aria(label="The engine")),
+            "explanation": ui.card(_explanation(here, explained), id="explanation"),
+            "chart": ui.card(_chart(here, points, marks), label="Timeline"),
+            "marks": ui.card(_list(here, marks), id="marks"),
         }
     )
-
-
-def _open_findings(query: Query, here: Here) -> list[FindingReport]:
-    """Return the engine's findings that fire now, or none for a past time, whose forecast is over."""
-    return [] if here.moment else query.findings("firing", here.name)
 
 
 def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> list[Any]:
@@ -117,10 +102,7 @@ def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> 
     return [
         html.H1(engine.engine),
         html.P([about, " · ", html.A("configuration", href=here.place.to("configuration"))], className="about"),
-        html.Dl(
-            [html.Div([html.Dt(name), html.Dd(value), html.Dd(note, className="note")]) for name, value, note in tiles],
-            className="tiles",
-        ),
+        ui.tiles(tiles),
     ]
 
 
@@ -131,7 +113,7 @@ def _percent(part: float | None) -> str:
 # -------------------------------------------------------------------- what happened
 
 
-def _timeline_explanation(here: Here, explained: ExplanationView) -> list[Any]:
+def _explanation(here: Here, explained: ExplanationView) -> list[Any]:
     """Return sentences, of which those about findings lead to them. Mere information stays in the view of findings."""
     codes = {finding.code for finding in explained.findings}
     sentences = [sentence for sentence in explained.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
@@ -139,11 +121,11 @@ def _timeline_explanation(here: Here, explained: ExplanationView) -> list[Any]:
     return [
         html.H2("Activity"),
         html.P(" ".join(sentences), className="explanation"),
-        html.Ul([_timeline_finding(here, finding) for finding in grave], className="brief"),
+        html.Ul([_finding(here, finding) for finding in grave], className="brief"),
     ]
 
 
-def _timeline_finding(here: Here, finding: FindingReport) -> html.Li:
+def _finding(here: Here, finding: FindingReport) -> html.Li:
     ended = f", until {clock_text(finding.resolved_at)} UTC" if finding.resolved_at else ""
     return html.Li(
         [
@@ -160,7 +142,7 @@ def _timeline_finding(here: Here, finding: FindingReport) -> html.Li:
     )
 
 
-def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> list[ChartMark]:
+def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[ChartMark]:
     """Return the marks of the window, in order: findings, preemptions, epochs of the engine."""
     marks = _preemptions(here, points)
     for finding in query.findings(None, here.name, here.window.since, here.window.until):
@@ -171,7 +153,7 @@ def _timeline_marks(query: Query, here: Here, points: Sequence[PointView]) -> li
     marks += _starts_marked(query, here)
     if here.engine.signal == "metrics":
         marks += [
-            ChartMark(point.at_ns, "configuration", "The engine was restarted", _timeline_then(here, point.at_ns))
+            ChartMark(point.at_ns, "configuration", "The engine was restarted", _then(here, point.at_ns))
             for point in points
             if point.restarted
         ]
@@ -201,28 +183,25 @@ def _preemptions(here: Here, points: Sequence[PointView]) -> list[ChartMark]:
             runs.append((began, point.at_ns, count + lost))
         elif lost:
             runs.append((point.at_ns, point.at_ns, lost))
-    return [
-        ChartMark(began, "preempted", counted(count, "preemption"), _timeline_then(here, began))
-        for began, _, count in runs
-    ]
+    return [ChartMark(began, "preempted", counted(count, "preemption"), _then(here, began)) for began, _, count in runs]
 
 
-def _timeline_then(here: Here, at_ns: int) -> str:
+def _then(here: Here, at_ns: int) -> str:
     """Return the address of this view with a chosen time, in an unchanged window."""
     return here.place.but(since=here.window.since, until=here.window.until, at=rfc3339(at_ns))
 
 
-def _timeline_list(here: Here, marks: Sequence[ChartMark]) -> list[Any]:
+def _list(here: Here, marks: Sequence[ChartMark]) -> list[Any]:
     if not marks:
         return [
             html.H2("In this window"),
-            html.P("No finding began, nothing was preempted, the engine was not restarted.", className="note"),
+            ui.note("No finding began, nothing was preempted, the engine was not restarted."),
         ]
     items = [
         html.Li(
             [
-                html.A(clock_text(rfc3339(mark.at_ns)), href=_timeline_then(here, mark.at_ns), title="as it was then"),
-                html.Span(className=f"mark-of {mark.kind}", **aria(hidden="true")),
+                html.A(clock_text(rfc3339(mark.at_ns)), href=_then(here, mark.at_ns), title="as it was then"),
+                html.Span(className=f"mark-of {mark.kind}", **ui.aria(hidden="true")),
                 html.A(mark.text, href=mark.href),
             ]
         )
@@ -234,9 +213,9 @@ def _timeline_list(here: Here, marks: Sequence[ChartMark]) -> list[Any]:
 # -------------------------------------------------------------------- chart
 
 
-def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[ChartMark]) -> list[Any]:
+def _chart(here: Here, points: Sequence[PointView], marks: Sequence[ChartMark]) -> list[Any]:
     if not points:
-        return [html.P("Nothing is known of this time.", className="note")]
+        return [ui.note("Nothing is known of this time.")]
     rows = [
         pool_row(points, 230),
         ChartRow("Requests", 120, request_traces(points)),
@@ -249,23 +228,20 @@ def _timeline_chart(here: Here, points: Sequence[PointView], marks: Sequence[Cha
         rows.append(ChartRow("Steps, by what bound them", 64, limits, 100, " %"))
     if any(point.prefix_hit_rate is not None for point in points):
         rows.append(ChartRow("Prefix hits since its start", 64, [_hit_rate(points)], 100, " %"))
-    try:
-        at_ns = wall_ns(here.place.at, here.window.until_ns) if here.place.at else None
-    except BadTime:  # the position of an event
-        at_ns = None
-    chart = over_time(
+    chart = points_over_time(
         "history",
-        [point.at_ns for point in points],
+        points,
         rows,
         here.window,
         marks=marks,
-        at_ns=at_ns,
-        caption=_timeline_headline(points),
-        gaps=gaps_between(points),
+        at_ns=here.place.moment_ns(here.window.until_ns),
+        caption=_caption(points),
     )
     hint = "Drag over the chart to look at a part of the time, click to choose a moment."
     before = here.place.to("compare", since=here.window.since, until=here.window.until, at="")
-    compare = html.A("Compare this window with the one before", href=before, **key("c", "compare with the time before"))
+    compare = html.A(
+        "Compare this window with the one before", href=before, **ui.key("c", "compare with the time before")
+    )
     return [chart, html.P(hint, className="note hint"), html.P(compare, className="hint")]
 
 
@@ -346,7 +322,7 @@ def _token_rate(points: Sequence[PointView], total: Callable[[PointView], int | 
     return rates[1:2] + rates[1:] if len(rates) > 1 else rates  # what grew until the first moment is not known
 
 
-def _timeline_headline(points: Sequence[PointView]) -> str:
+def _caption(points: Sequence[PointView]) -> str:
     """Return the chart in words, for screen readers."""
     last = points[-1]
     times = f"From {clock_text(points[0].at)} to {clock_text(last.at)} UTC"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted, duration
+from ...base.text import clock_time, counted, duration
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Judgement, seen
 
 
-class ClockJumped(Detector[Judgement]):
+class ClockJumped(StreamDetector[Judgement]):
     """Wall clocks that were set forward or back while the engine ran."""
 
     code = "blind.clock-jump"
     severity = "info"
     title = "The engine's wall clock jumped"
-    requires = ("stream",)
-    position = 850
+    outlasts_epoch = True
 
     remember_s = Threshold(600, "s", "times of the last minutes are compared with those of other systems")
 
@@ -31,15 +29,13 @@ class ClockJumped(Detector[Judgement]):
         last = jumps[-1]
         position = f"{last.epoch}/{last.sequence}/0"
         ahead = "forward" if last.by_ns > 0 else "back"
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             since_ns=jumps[0].at_ns,
             position=position,
             evidence=(
-                Evidence("clock_jump_s", round(last.by_ns / 1e9, 3), "s", "stream", position),
-                Evidence("clock_jumps", len(jumps), "jumps", "stream", position),
+                seen("clock_jump_s", round(last.by_ns / 1e9, 3), "s", position),
+                seen("clock_jumps", len(jumps), "jumps", position),
             ),
             explanation=(
                 f"The wall clock of the engine's machine jumped {ahead} by {duration(abs(last.by_ns) / 1e9)} at"
@@ -47,6 +43,4 @@ class ClockJumped(Detector[Judgement]):
                 " affected, so ages, rates and pending periods are right. Times shown here continue from before the"
                 " jump and differ by it from the engine's log."
             ),
-            do_now=("Do nothing: kvscope follows the monotonic clock.",),
-            change=("Start time synchronization (chrony, systemd-timesyncd) before the engine.",),
         )

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope.monitor.analysis.demand import number_fact
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import counted, duration
+from ...base.text import counted, duration
+from ...contract.samples import Sample
+from ...ledger.demand import number_fact
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Detector, Settings, Threshold
+from ..judgement import Evidence, Judgement
+from ..sample_math import DEFAULT_INTERVAL_S, apart_s
 
 LINES_MISSING: Final = 3
 """In a row: where lines are further apart than vLLM's ten seconds, so many of them are waited for."""
@@ -27,13 +26,16 @@ def _line_interval_s(samples: Sequence[Sample]) -> float:
 
 
 class LogSilence(Detector[Judgement]):
-    """A log that no longer has lines about an engine that had work."""
+    """A log that no longer has lines about an engine that had work.
+
+    vLLM omits its lines as soon as no token is computed, with no clients as well as in a hang.
+    """
 
     code = "blind.log-silence"
     severity = "info"
     title = "The log went silent about an engine that had work"
+    outlasts_epoch = True
     requires = ("log",)
-    position = 810
 
     silent_s = Threshold(
         30, "s", "vLLM writes a line every ten seconds while it works, and three missing ones are no delay"
@@ -41,11 +43,8 @@ class LogSilence(Detector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the silence, if the engine had work."""
-        if not ledger.has_stream and ledger.samples and ledger.samples[-1].source == "log":
-            yield from self._judge_silence(ledger, settings)
-
-    def _judge_silence(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """vLLM omits its lines as soon as no token is computed, with no clients as well as in a hang."""
+        if ledger.has_stream or not ledger.samples or ledger.samples[-1].source != "log":
+            return
         last = ledger.samples[-1]
         if not (last.running or last.waiting):
             return
@@ -58,9 +57,8 @@ class LogSilence(Detector[Judgement]):
             return
         running, waiting = last.running or 0, last.waiting or 0
         known = silent_s >= allowed
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             verdict="confirmed" if known else "cannot-tell",
             since_ns=last.at_ns or 0,
             position=last.position,
@@ -74,9 +72,6 @@ class LogSilence(Detector[Judgement]):
                 + (f"the log goes on for {duration(silent_s)} without another. " if known else "it is the log's last. ")
                 + "vLLM leaves these lines out while no token is computed, so their absence does not show that the"
                 " engine had no requests: a hung engine is as silent as an idle one."
-            ),
-            do_now=(
-                "Check the engine itself instead of its log: its metrics page, or monitor doctor tcp://HOST:5757.",
             ),
             missing="" if known else "a longer log, or the metrics page",
         )

@@ -1,29 +1,122 @@
-"""blind.metric-wrong: a metric or a log line contradicts itself."""
+"""blind.metric-wrong: a usage below 0, one gauge for each process, or two sizes of one pool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
+from typing import Final
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import TextJudgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.contradictions import ROUNDING, contradictions_of
-from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ...contract.samples import ReportedEvent
+from ..detector import Threshold
+from ..judgement import Evidence, TextJudgement
+from ..written.written_view import TextDetector, WrittenView, number_of, quotes
+
+ROUNDING: Final = Threshold(
+    0.05, "of the pool", "the engine rounds its concurrency to two decimals and its pool to whole blocks"
+)
+"""A threshold of blind.metric-wrong."""
+METRIC_WRONG: Final = "blind.metric-wrong"
 
 
-class MetricWrong(Detector[TextJudgement]):
+def impossible_usage(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a share of the pool that is below 0 or above 1."""
+    rounding = view.settings(ROUNDING)
+    lines = [line for line in _usage_reads(view) if not 0 <= (number_of(line, "value") or 0) <= 1 + rounding]
+    if not lines:
+        return
+    value = number_of(lines[0], "value") or 0.0
+    yield view.finding(
+        METRIC_WRONG,
+        position=lines[0].position,
+        evidence=(Evidence("usage", value, "of the pool", "metrics", lines[0].position), *quotes(lines)),
+        explanation=(
+            f"Usage is given as {value:.4g}, and a share of a pool is between 0 and 1. The counter of free blocks and"
+            " the size of the pool do not belong together: the metric is wrong, or blocks were freed twice"
+            " (corrupt.counter-drift)."
+        ),
+        do_now=("Do not scale or alert on this metric until it is fixed.",),
+        change=("Upgrade the engine or its plug-in, and report the value with the model's kinds of layers.",),
+        wont_help=("A restart, unless it is the counter that drifted: then it begins at 0 again.",),
+        missing="which of the two is wrong: an audit of the blocks by the event stream of a probe",
+    )
+
+
+def gauge_per_process(view: WrittenView) -> Iterator[TextJudgement]:
+    """One engine's usage given by several processes, and not the same."""
+    by_engine: dict[str, dict[str, ReportedEvent]] = {}
+    for line in _usage_reads(view):
+        if "pid" in line.fields:
+            by_engine.setdefault(str(line.fields.get("engine", "0")), {})[str(line.fields["pid"])] = line
+    for lines in by_engine.values():
+        values = [number_of(line, "value") or 0.0 for line in lines.values()]
+        if len(values) < 2 or max(values) - min(values) <= view.settings(ROUNDING):
+            continue
+        zeros = sum(value == 0 for value in values)
+        yield view.finding(
+            METRIC_WRONG,
+            position=next(iter(lines.values())).position,
+            evidence=(
+                Evidence("processes", len(values), "series", "metrics"),
+                Evidence("series_at_zero", zeros, "series", "metrics"),
+                Evidence("highest_usage", max(values), "of the pool", "metrics"),
+            ),
+            explanation=(
+                f"One engine's usage is exposed {len(values)} times, by process, from {min(values):.3g} to"
+                f" {max(values):.3g}: only the process that the engine reports to has the current value, and the others"
+                " keep their first one."
+            ),
+            do_now=("Take the maximum over pid: max without (pid) (vllm:kv_cache_usage_perc).",),
+            change=("Upgrade vLLM, or run one API server (--api-server-count 1).",),
+            wont_help=("An average over the series.",),
+        )
+        return
+
+
+def sizes_disagree(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a pool whose size in tokens differs from concurrency times length."""
+    tokens, times = view.number("kv_cache_size_tokens"), view.number("max_concurrency")
+    each = view.number("max_concurrency_tokens")
+    if (
+        not tokens
+        or not times
+        or not each
+        or abs(times * each - tokens) <= view.settings(ROUNDING) * max(tokens, times * each)
+    ):
+        return
+    size, factor = view.facts["kv_cache_size_tokens"], view.facts["max_concurrency"]
+    yield view.finding(
+        METRIC_WRONG,
+        position=size.position,
+        evidence=(
+            Evidence("kv_cache_size", round(tokens), "tokens", "log", size.position),
+            Evidence("max_concurrency", times, "requests", "log", factor.position),
+            Evidence("tokens_by_concurrency", round(times * each), "tokens", "log", factor.position),
+        ),
+        explanation=(
+            f"The engine prints a pool of {tokens:,.0f} tokens and room for {times:g} requests of {each:,.0f}, which"
+            f" are {times * each:,.0f}. On models with several kinds of layers the first number assumes one kind: the"
+            " concurrency is the one to plan with."
+        ),
+        do_now=("Plan with the maximum concurrency.",),
+        change=("Later releases print both by the same rule.",),
+    )
+
+
+def _usage_reads(view: WrittenView) -> list[ReportedEvent]:
+    return [line for line in view.reported.of("metric_read") if "cache_usage_perc" in str(line.fields.get("metric"))]
+
+
+class MetricWrong(TextDetector):
     """Numbers that cannot be right."""
 
     code = "blind.metric-wrong"
     severity = "info"
     title = "A metric or a log line contradicts itself"
-    requires = ("log", "report")
-    position = 835
+    outlasts_epoch = True
 
     rounding = ROUNDING
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
-        """Yield the first contradiction."""
-        if not ledger.has_stream:
-            yield from contradictions_of(WrittenView(ledger, settings))
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Yield the first contradiction: one finding reports that the text's numbers contradict each other."""
+        rules = (impossible_usage, gauge_per_process, sizes_disagree)
+        yield from islice((judged for rule in rules for judged in rule(view)), 1)

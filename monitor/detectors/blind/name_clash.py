@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted
+from ...base.text import clock_time, counted
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector
+from ..judgement import Evidence, Judgement, seen
 
 
-class NameClash(Detector[Judgement]):
+class NameClash(StreamDetector[Judgement]):
     """Engine processes under one name that are alive at once: one of them is shown, the others are not."""
 
     code = "blind.name-clash"
     severity = "info"
     title = "Several engines share one name"
-    requires = ("stream",)
-    position = 860
+    outlasts_epoch = True
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the other epochs that are alive beside the current one."""
@@ -26,14 +24,12 @@ class NameClash(Detector[Judgement]):
         if not others:
             return
         position = str(ledger.last_received_at)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             since_ns=since_ns,
             position=position,
             evidence=(
-                Evidence("epoch_shown", str(ledger.epoch), "", "stream", position),
+                seen("epoch_shown", str(ledger.epoch), "", position),
                 *(Evidence("epoch_not_shown", str(epoch), "", "stream") for epoch in others[:3]),
             ),
             explanation=(
@@ -42,7 +38,4 @@ class NameClash(Detector[Judgement]):
                 f" {', '.join(clock_time(epoch) for epoch in others[:3])} {'is' if len(others) == 1 else 'are'} not."
                 " Heartbeats of both keep coming, so neither replaced the other."
             ),
-            do_now=("Find the engines with that name: compare the process ids and ports of their event streams.",),
-            change=("Give each engine its own name: KVSCOPE_ENGINE_ID=NAME@HOST:PORT/RANK.",),
-            wont_help=("Restarting the monitor: the names stay the same.",),
         )

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.blind.metrics_dialect import has_metrics_page, metrics_dialect
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Detector, Settings
+from ..judgement import Evidence, Judgement
+
+
+def metrics_dialect(ledger: EngineLedger) -> str:
+    """Return vllm, sglang or kvscope."""
+    fact = ledger.facts.get("exposition")
+    return str(fact.value) if fact is not None else "vllm"
+
+
+def has_metrics_page(ledger: EngineLedger) -> bool:
+    """Return whether a metrics page, or Prometheus, is all that there is."""
+    return not ledger.has_stream and bool(ledger.samples) and ledger.samples[-1].source != "log"
 
 
 class NeededMetric(NamedTuple):
@@ -35,8 +44,6 @@ NEEDED_METRICS: Final[dict[str, NeededMetric]] = {
     ),
     "preemptions": NeededMetric("vllm:num_preemptions_total", "whether collapse.lockstep was preemption"),
 }
-
-
 HOW_TO_EXPOSE: Final = {
     "vllm": "Upgrade vLLM: 0.20 and later expose all of them, unless --disable-log-stats is given.",
     "sglang": "No flag of SGLang adds them: the event stream of a probe would.",
@@ -52,23 +59,19 @@ class NotExposed(Detector[Judgement]):
     code = "blind.not-exposed"
     severity = "info"
     title = "Values that this engine's metrics do not expose"
+    outlasts_epoch = True
     requires = ("metrics",)
-    position = 820
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the metrics that are absent."""
-        if has_metrics_page(ledger):
-            yield from self._judge_page(ledger)
-
-    def _judge_page(self, ledger: EngineLedger) -> Iterator[Judgement]:
+        if not has_metrics_page(ledger):
+            return
         last = ledger.samples[-1]
         absent = [figure for field, figure in NEEDED_METRICS.items() if getattr(last, field) is None]
         if not absent:
             return
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             position=last.position,
             evidence=tuple(Evidence(figure.metric, "not exposed", "", last.source, last.position) for figure in absent),
             explanation=(

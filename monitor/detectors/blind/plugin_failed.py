@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor import plugins
-from kvscope.monitor.detectors.detector import SIGNALS, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.plugins import PluginFailure
-from kvscope.monitor.text import clock_time, counted
+from ...base import plugins
+from ...base.plugins import PluginFailure
+from ...base.text import clock_time, counted
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import SIGNALS, Detector, Settings, Threshold
+from ..judgement import Evidence, Judgement
 
 OBSERVER = "kvscope"
 _WHAT_IS_MISSING = {
@@ -30,8 +29,8 @@ class PluginFailed(Detector[Judgement]):
     code = "blind.plugin-failed"
     severity = "info"
     title = "A plug-in failed, and its additions are missing"
+    outlasts_epoch = True
     requires = SIGNALS
-    position = 840
 
     remember_s = Threshold(600, "s", "a plug-in that has worked again for this long has recovered")
 
@@ -45,10 +44,8 @@ class PluginFailed(Detector[Judgement]):
         plugin = failure.plugin
         origin = f"{plugin.distribution} {plugin.version}".strip() or "an unknown distribution"
         afterwards = "kvscope does not call it again." if failure.disabled else "kvscope goes on calling it."
-        return Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        return self.finding(
+            ledger,
             key=f"{plugin.group}:{plugin.name}",
             since_ns=failure.since_ns,
             evidence=(
@@ -63,10 +60,8 @@ class PluginFailed(Detector[Judgement]):
                 f" since {clock_time(failure.since_ns)}: {failure.error}. {afterwards} Until it works,"
                 f" {_WHAT_IS_MISSING.get(plugin.group, 'what it adds')} is missing here. Nothing else is affected."
             ),
-            do_now=("Run monitor plugins to see the state of every plug-in.",),
             change=(
                 f"Report the error to the authors of {origin} and upgrade it, or uninstall it from kvscope's"
                 " environment.",
             ),
-            wont_help=("Restarting the engine: the plug-in runs in kvscope's own process.",),
         )

@@ -1,66 +1,84 @@
-"""blind.reader-failed: a part of the service that an engine's picture rests on does not work."""
+"""blind.reader-failed: a part of the service that an engine's picture rests on does not work.
+
+A failure that concerns one engine is a warning of it. One that concerns several, or the service as a whole, is one
+warning under the observer's own name, and information of each engine: a full disk is one alert, not fifty. A source
+that was never heard has no engine yet: its target's name stands for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from kvscope.monitor.detectors.detector import SIGNALS, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.supervision import WorkerFailure
-from kvscope.monitor.text import clock_time, counted
+from ...base.supervision import WorkerFailure
+from ...base.text import clock_time, counted
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import SIGNALS, Detector, Settings
+from ..harm import verdict_of
+from ..judgement import Evidence, Judgement
 
 _CONSEQUENCES = {
-    "reader": "All views of this engine are as old as that, and show nothing about its current state",
+    "reader": "All views of what it reads are as old as that, and show nothing about the current state",
     "detector": "Problems that this detector finds are not reported meanwhile",
     "delivery": "Findings may not reach their receivers and exporters meanwhile",
-    "history": "The past of this engine may have a gap from then on",
-    "copy": "Copies elsewhere lack the latest of this engine meanwhile. The views here do not depend on them",
+    "history": "The past may have a gap from then on",
+    "copy": "Copies elsewhere lack the latest meanwhile. The views here do not depend on them",
     "discovery": "The last list of engines stays in force. Engines that came since are not watched",
 }
+ONE_ATTEMPT_NS: Final = 10_000_000_000
+"""One failed attempt of a reader is a gap that the next may close, and a page is scraped every 5 s, for 4.5 s at most.
+After this long it is none.
+"""
+
+
+def is_gap(failure: WorkerFailure, now_ns: int) -> bool:
+    """Whether the failure is one attempt of a reader, just now (wall ns)."""
+    return failure.kind == "reader" and failure.times == 1 and now_ns - failure.since_ns < ONE_ATTEMPT_NS
+
+
+def judged_failure(name: str, failure: WorkerFailure, *, is_grave: bool) -> Judgement:
+    """Return the judgement of a failure under the name of an engine, of a source's target or of the observer."""
+    is_reader = failure.kind == "reader"
+    return Judgement(
+        code=ReaderFailed.code,
+        engine=name,
+        verdict="confirmed",
+        key=failure.worker,
+        severity=None if is_grave else "info",
+        since_ns=failure.since_ns,
+        evidence=(
+            Evidence("worker", failure.worker, "", "kvscope"),
+            Evidence("worker_error", failure.error, "", "kvscope"),
+            Evidence("worker_failures", failure.times, "times", "kvscope"),
+        ),
+        explanation=(
+            f"In kvscope, {failure.worker} has not worked since {clock_time(failure.since_ns)}: {failure.error}"
+            f" ({counted(failure.times, 'failure')}). {_CONSEQUENCES[failure.kind]}. kvscope tries again by itself."
+        ),
+        do_now=(
+            *(("Check that the engine, or the server that it is read from, answers.",) if is_reader else ()),
+            "Read the service's log: the failure is in it once, with its traceback if kvscope did not expect it.",
+        ),
+        change=("Report a traceback as a defect of kvscope.",),
+        wont_help=(
+            "Waiting for findings: until the reader works again, a healthy engine and a stuck one look the same."
+            if is_reader
+            else "Restarting the engine: the failure is in the monitor.",
+        ),
+    )
 
 
 class ReaderFailed(Detector[Judgement]):
     """Readers, detectors, exporters and history that raised or hang."""
 
     code = "blind.reader-failed"
-    severity = "info"
+    severity = "warning"
     title = "A part of the monitor failed"
+    outlasts_epoch = True
     requires = SIGNALS
-    position = 845
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield each failure that lasts, of a worker that the engine's picture rests on."""
         for failure in ledger.observer_failures:
-            yield self._judge_worker(ledger, failure)
-
-    def _judge_worker(self, ledger: EngineLedger, failure: WorkerFailure) -> Judgement:
-        is_reader = failure.kind == "reader"
-        return Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
-            key=failure.worker,
-            since_ns=failure.since_ns,
-            evidence=(
-                Evidence("worker", failure.worker, "", "kvscope"),
-                Evidence("worker_error", failure.error, "", "kvscope"),
-                Evidence("worker_failures", failure.times, "times", "kvscope"),
-            ),
-            explanation=(
-                f"In kvscope, {failure.worker} has not worked since {clock_time(failure.since_ns)}: {failure.error}"
-                f" ({counted(failure.times, 'failure')}). {_CONSEQUENCES[failure.kind]}. kvscope tries again by"
-                " itself."
-            ),
-            do_now=(
-                *(("Check that the engine, or the server that it is read from, answers.",) if is_reader else ()),
-                "Read the service's log: the failure is in it once, with its traceback if kvscope did not expect it.",
-            ),
-            change=("Report a traceback as a defect of kvscope.",),
-            wont_help=(
-                "Waiting for findings: until the reader works again, a healthy engine and a stuck one look the same."
-                if is_reader
-                else "Restarting the engine: the failure is in the monitor.",
-            ),
-        )
+            judged = judged_failure(ledger.engine, failure, is_grave=failure.worker in ledger.grave_failures)
+            yield verdict_of(ledger, judged, self.severity, self.alternatives)

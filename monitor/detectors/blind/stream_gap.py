@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted
-
-UNREADABLE: Final = "what the engine sent cannot be read"
-"""The ledger's name for events that violate the contract's layout: kvscope lost them, and the engine's own memory is
-unaffected.
-"""
+from ...base.text import clock_time, counted
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import AnomalyKind
+from ..detector import Detector, Settings, Threshold
+from ..judgement import Evidence, Judgement
 
 
 class StreamGap(Detector[Judgement]):
@@ -23,16 +17,13 @@ class StreamGap(Detector[Judgement]):
     code = "blind.stream-gap"
     severity = "info"
     title = "Events were lost"
-    requires = ("stream",)
-    position = 800
+    requires = ("stream",)  # be it that all of it was lost
+    outlasts_epoch = True
 
     remember_s = Threshold(600, "s", "figures of the last minutes may depend on lost events")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the losses that numbers may still rest on."""
-        yield from self._judge_losses(ledger, settings)
-
-    def _judge_losses(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         remember_ns = settings(self.remember_s) * 1e9
         losses = [
             loss for loss in ledger.losses if ledger.uncertain_since_ns or ledger.now_ns - loss.at_ns < remember_ns
@@ -40,16 +31,14 @@ class StreamGap(Detector[Judgement]):
         if not losses:
             return
         batches = sum(loss.batches for loss in losses)
-        unreadable = [found for found in ledger.anomalies if found.anomaly.what == UNREADABLE]
+        unreadable = [found for found in ledger.anomalies if found.anomaly.kind is AnomalyKind.UNREADABLE]
         if ledger.uncertain_since_ns:
             since = clock_time(ledger.uncertain_since_ns)
             state = f"Figures since {since} may be wrong until the engine's next complete audit."
         else:
             state = "The state is exact again. The events in between are unknown."
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             since_ns=losses[0].at_ns,
             position=losses[0].position,
             evidence=(

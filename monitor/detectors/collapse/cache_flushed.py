@@ -12,43 +12,25 @@ from collections.abc import Iterator
 from itertools import takewhile
 from statistics import median
 
-from kvscope.monitor.detectors.collapse.prefix_hits import KV_EVENTS
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import point_at
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.cached_prefixes import Chain
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.evictions import Evictor
-from kvscope.monitor.text import clock_time, counted, percent
-
-CACHE_FLUSHED_DO_NOW = (
-    "Nothing is lost: the prefixes come back as they are asked for, at the price of computing them.",
-)
-
-
-CACHE_FLUSHED_CHANGE = (
-    "Send such prompts to a separate engine, or lower --max-model-len so that this one rejects them.",
-    "Give the pool room for both (a higher --gpu-memory-utilization, --kv-cache-memory-bytes), or add an outer tier"
-    " from which prefixes can be fetched back (--kv-transfer-config, or --kv-offloading-size where the version has"
-    " it).",
-)
-
+from ...base.text import clock_time, counted, percent
+from ...ledger.cached_prefixes import Chain
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.prefix_reuse import Evictor
+from ..detector import Settings, Signal, StreamDetector, Threshold
+from ..judgement import Alternative, Evidence, Judgement, seen
+from ..preemptions import point_at
+from .prefix_hits import KV_EVENTS
 
 EVICTION_ORDER = "the order in which this cache evicts: where the least recently used goes first, its size is the cause"
 
 
-CACHE_FLUSHED_WONT_HELP = ("Restarting, or resetting the prefix cache: both flush all of it.",)
-
-
-class CacheFlushed(Detector[Judgement]):
+class CacheFlushed(StreamDetector[Judgement]):
     """Evictions of prefixes that were needed again."""
 
     code = "collapse.cache-flushed"
     severity = "warning"
     title = "Cached prefixes are evicted while they are still needed"
-    requires = ("stream", "kv-events")
-    position = 430
+    recurs = True
 
     min_share = Threshold(0.5, "of the kept", "a prompt that evicts less leaves most prefixes in place")
     min_missed = Threshold(
@@ -75,15 +57,16 @@ class CacheFlushed(Detector[Judgement]):
     )
     min_unused = Threshold(0.1, "of the pool", "a few blocks without content lie somewhere in every free queue")
     remember_s = Threshold(600, "s", "large prompts that arrive minutes apart belong to the same incident")
+    alternatives = (
+        Alternative("prefixes that no request asks for", "evicted blocks were recomputed"),
+        Alternative("live requests that need the pool", "the share of the pool that was cached and idle"),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield which prompts evicted what was needed."""
-        if ledger.has_stream:
-            evictors = self._recent_evictors(ledger, settings)
-            yield from self._by_one_prompt(ledger, settings, evictors)
-            yield from self._needlessly(ledger, settings, evictors)
-        elif ledger.prefixes.stored:
-            yield from self._from_kv_events(ledger, settings)
+        evictors = self._recent_evictors(ledger, settings)
+        yield from self._by_one_prompt(ledger, settings, evictors)
+        yield from self._needlessly(ledger, settings, evictors)
 
     def _is_loss(self, evicted: int, kept_before: int, missed: int, settings: Settings) -> bool:
         """Whether one prompt evicted much of what was kept, and enough of that was needed again."""
@@ -136,20 +119,16 @@ class CacheFlushed(Detector[Judgement]):
             return
         missing = "the lost events" if ledger.state.damaged else "" if most_evicted else EVICTION_ORDER
         worst = max(flushes, key=lambda one: one.missed)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if missing else "confirmed",
+        yield self.finding(
+            ledger,
             since_ns=ledger.wall(min(one.at_ns for one in flushes)),
             position=ledger.at(min(flushes, key=lambda one: one.at_ns).at),
             requests=tuple(one.id for one in flushes),
             evidence=(
-                Evidence("blocks_cached_idle_before", worst.cached_before, "blocks", position=ledger.at(worst.at)),
-                Evidence("blocks_evicted_by_prompt", worst.evicted, "blocks", position=ledger.at(worst.evicted_at)),
-                Evidence("evicted_blocks_recomputed", worst.missed, "blocks", position=ledger.at(worst.missed_at)),
-                Evidence(
-                    "flushes_seen", len(flushes), "times", position=ledger.at(*(one.missed_at for one in flushes))
-                ),
+                seen("blocks_cached_idle_before", worst.cached_before, "blocks", ledger.at(worst.at)),
+                seen("blocks_evicted_by_prompt", worst.evicted, "blocks", ledger.at(worst.evicted_at)),
+                seen("evicted_blocks_recomputed", worst.missed, "blocks", ledger.at(worst.missed_at)),
+                seen("flushes_seen", len(flushes), "times", ledger.at(*(one.missed_at for one in flushes))),
                 *_size_evidence(ledger, worst),
             ),
             explanation=(
@@ -164,9 +143,6 @@ class CacheFlushed(Detector[Judgement]):
                 )
                 + f" Seen {counted(len(flushes), 'time')}."
             ),
-            do_now=CACHE_FLUSHED_DO_NOW,
-            change=CACHE_FLUSHED_CHANGE,
-            wont_help=CACHE_FLUSHED_WONT_HELP,
             missing=missing,
         )
 
@@ -181,57 +157,54 @@ class CacheFlushed(Detector[Judgement]):
             return
         least = min(needless, key=lambda one: one.unused)
         unused, evicted_at = least.unused, ledger.at(*(one.evicted_at for one in needless))
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if ledger.state.damaged else "confirmed",
+        yield self.finding(
+            ledger,
             key="needless",
             since_ns=ledger.wall(needless[0].at_ns),
             position=ledger.at(needless[0].at),
             requests=tuple(one.id for one in needless),
             evidence=(
-                Evidence("requests_evicting", len(needless), "requests", position=evicted_at),
-                Evidence(
-                    "blocks_evicted_by_requests", sum(one.evicted for one in needless), "blocks", position=evicted_at
-                ),
-                Evidence(
-                    "evicted_blocks_recomputed",
-                    missed,
-                    "blocks",
-                    position=ledger.at(*(one.missed_at for one in needless)),
-                ),
-                Evidence("min_empty_blocks", unused, "blocks", position=ledger.at(least.unused_at)),
-                Evidence(
-                    "min_empty_share",
-                    round(unused / usable, 4),
-                    "of the pool",
-                    position=ledger.at(least.unused_at),
-                ),
+                seen("requests_evicting", len(needless), "requests", evicted_at),
+                seen("blocks_evicted_by_requests", sum(one.evicted for one in needless), "blocks", evicted_at),
+                seen("evicted_blocks_recomputed", missed, "blocks", ledger.at(*(one.missed_at for one in needless))),
+                seen("min_empty_blocks", unused, "blocks", ledger.at(least.unused_at)),
+                seen("min_empty_share", round(unused / usable, 4), "of the pool", ledger.at(least.unused_at)),
             ),
             explanation=(
-                f"Since {clock_time(ledger.wall(needless[0].at_ns))} {counted(len(needless), 'request')} evicted"
-                f" cached prefixes while at least {percent(unused / usable)} of the pool was free and empty:"
+                f"Since {clock_time(ledger.wall(needless[0].at_ns))} {counted(len(needless), 'request')} evicted cached"
+                f" prefixes while at least {percent(unused / usable)} of the pool was free and empty:"
                 f" {counted(missed, 'block')} had to be recomputed. The engine hands out blocks that hold prefixes"
                 " before empty ones."
             ),
-            do_now=CACHE_FLUSHED_DO_NOW,
-            change=("vLLM before 0.24: upgrade. Later releases hand out empty blocks first (pull request 42656).",),
-            wont_help=(
-                *CACHE_FLUSHED_WONT_HELP,
-                "More KV memory: there is room, and the engine does not use it first.",
-            ),
+            case="If empty blocks were free",
             missing="the lost events" if ledger.state.damaged else "",
         )
 
-    def _from_kv_events(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+
+def _size_evidence(ledger: EngineLedger, one: Evictor) -> tuple[Evidence, ...]:
+    if not one.for_its_size:
+        return ()
+    place = ledger.at(one.for_its_size_at)
+    return (seen("recomputed_for_its_size", one.for_its_size, "blocks", place),)
+
+
+class CacheFlushedFromKvEvents(CacheFlushed):
+    """The same by the contents that KV events name."""
+
+    requires = ("kv-events",)
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether there are KV events, and no event stream."""
+        return not ledger.has_stream and bool(ledger.prefixes.stored)
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the prompts after which much was stored again."""
         flushes = [chain for chain in ledger.prefixes.culprits if self._is_flush(chain, ledger, settings)]
         if not flushes:
             return
         first, worst = min(flushes, key=lambda chain: chain.began_ns), max(flushes, key=lambda chain: chain.missed)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
+        yield self.finding(
+            ledger,
             since_ns=first.began_ns,
             position=first.position,
             evidence=(
@@ -247,9 +220,6 @@ class CacheFlushed(Detector[Judgement]):
                 f" {counted(worst.missed, 'block')} of these had to be recomputed. Seen"
                 f" {counted(len(flushes), 'time')}."
             ),
-            do_now=CACHE_FLUSHED_DO_NOW,
-            change=CACHE_FLUSHED_CHANGE,
-            wont_help=CACHE_FLUSHED_WONT_HELP,
             missing=(
                 "the request that evicted them and the requests that missed: the event stream names both, KV events"
                 " name contents only"
@@ -262,10 +232,3 @@ class CacheFlushed(Detector[Judgement]):
             return False
         stored = sum(step.stored for step in ledger.prefixes.steps if step.at_ns >= chain.began_ns)
         return chain.missed >= settings(self.min_recomputed) * stored
-
-
-def _size_evidence(ledger: EngineLedger, one: Evictor) -> tuple[Evidence, ...]:
-    if not one.for_its_size:
-        return ()
-    place = ledger.at(one.for_its_size_at)
-    return (Evidence("recomputed_for_its_size", one.for_its_size, "blocks", position=place),)

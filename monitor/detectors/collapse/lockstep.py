@@ -1,31 +1,26 @@
-"""collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues.
-
-From the stream, by the ends of requests and the queue after them (confirmed within two steps, or if they ran for
-equally many, and else likely). From metrics, by usage, Running, Waiting and the count of finished requests at
-scrapes up to 20 s apart (likely). From a log, which lacks that count (cannot-tell). From a bug report, by a fall of
-usage, the pool's size and the load's command: a hypothesis, never above cannot-tell.
-"""
+"""collapse.lockstep: usage falls from full to nothing as alike requests end together, and the next wave queues."""
 
 from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Reversible, Sequence
+from operator import attrgetter
 from typing import Final
 
-from kvscope.monitor.analysis.demand import (
-    Demand,
-    capacity_at,
-    capacity_tokens,
-    demands,
-    number_fact,
-    steps_text,
-    tokens_per_request,
-)
-from kvscope.monitor.detectors.advice import smaller_budget
-from kvscope.monitor.detectors.arrival_rates import for_room
-from kvscope.monitor.detectors.collapse.ends_together import ended_since_pause
-from kvscope.monitor.detectors.collapse.usage_fall import (
+from ...base.text import clock_time, counted, duration, percent
+from ...contract.kinds import Cause, Status
+from ...contract.samples import Sample
+from ...ledger.demand import Demand, capacity_at, capacity_tokens, demands, number_fact, steps_text, tokens_per_request
+from ...ledger.engine_ledger import EngineLedger, Point
+from ...ledger.records import RequestState
+from ..advice import SMALLER_BUDGET, smaller_budget
+from ..detector import FromSamples, SampleNeed, Settings, Signal, StreamDetector, Threshold
+from ..engine_pace import at_pace_s, mean_step_s
+from ..judgement import Alternative, Evidence, Judgement, seen
+from ..preemptions import LOST_EVENTS
+from ..sample_math import apart_s, for_room, prompt_tokens_until
+from .usage_fall import (
     before_fall,
     chance_within,
     counter_moved,
@@ -33,28 +28,29 @@ from kvscope.monitor.detectors.collapse.usage_fall import (
     generations_passed,
     is_new_work,
 )
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s, mean_step_s
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import LOST_EVENTS
-from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
-from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import clock_time, counted, duration, percent
 
-LOCKSTEP_DO_NOW = ("Do not restart. Every one of these requests completed, and nothing is lost.",)
-CHECK_TIMEOUTS: Final = (
-    "Compare the time with the clients' time-outs. If the clients gave up and retried, raise the time-out or lower"
-    " the load. If each got an answer, nothing is lost.",
-)
-LOCKSTEP_WONT_HELP = (
-    "More KV memory, or fewer concurrent requests: the same happens at any usage.",
-    "Looking for preemptions: there were none.",
-)
+# As plain numbers: comparing with an IntEnum's member costs several times as much, and all that ended are checked.
+NATURAL_ENDS: Final = frozenset((int(Status.FINISHED_STOPPED), int(Status.FINISHED_LENGTH_CAPPED)))
+FINISHED_NS: Final = attrgetter("finished_ns")
+
+
+def ended_since_pause(ended: Reversible[RequestState], since_ns: int, within_ns: float) -> list[RequestState]:
+    """Return the natural ends from which each burst since `since_ns` is the one that it is from the first end on: those
+    after a pause longer than a burst, or all. `ended` has the latest last. This runs at every judgement, so it reads no
+    further back than the pause.
+    """
+    recent: list[RequestState] = []
+    for record in reversed(ended):
+        if record.status not in NATURAL_ENDS:
+            continue
+        if record.finished_ns <= since_ns and (not recent or recent[-1].finished_ns - record.finished_ns > within_ns):
+            break
+        recent.append(record)
+    recent.reverse()  # those of one moment stay in their order
+    recent.sort(key=FINISHED_NS)
+    return recent
+
+
 TOGETHER_BY_CHANCE: Final = (
     "whether these requests belong together: they did not run equally long, and over so many steps others end as close"
     " to each other now and then"
@@ -68,14 +64,19 @@ PREEMPTIONS_HIDDEN = {
 }
 
 
-class Lockstep(Detector[Judgement]):
-    """Requests in lock-step that finish together."""
+class Lockstep(StreamDetector[Judgement]):
+    """Requests in lockstep that finish together.
+
+    Sees: requests that held half of the pool end within a second, and most of a next wave waits for room.
+    Confirmed when: all ended within two steps, or ran for equally many.
+    Likely when: they ended over more steps, as others do by chance now and then.
+    Not when: preemptions freed the blocks (collapse.preempt-all), or no wave queues: then the load has ended.
+    """
 
     code = "collapse.lockstep"
     severity = "warning"
     title = "Requests in lockstep finish together and the next wave queues"
-    requires = ("stream", "metrics", "log", "report")
-    position = 400
+    recurs = True
 
     within_s = Threshold(
         1,
@@ -105,17 +106,14 @@ class Lockstep(Detector[Judgement]):
         max_interval_s,
     )
     remember_s = Threshold(120, "s", "waves that are minutes apart belong to the same incident")
+    alternatives = (
+        Alternative("requests that end together by chance", "their number, and how close together they ended"),
+        Alternative("preemptions", "no preemption freed these blocks"),
+        Alternative("a load that has ended", "the next wave was queued"),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the collapse, from the best evidence there is."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-        elif ledger.samples:
-            yield from self._from_samples(ledger, settings)
-        elif "usage_fell_from" in ledger.facts:
-            yield from self._from_report(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the last burst after which a wave queued."""
         bursts = self._bursts(ledger, settings)
         for burst in reversed(bursts):
             wave = self._next_wave(ledger, settings, burst)
@@ -167,8 +165,8 @@ class Lockstep(Detector[Judgement]):
         return chance_within(round(settings(self.min_requests)), settings(self.max_spread))
 
     def _belong_together(self, burst: Sequence[RequestState], settings: Settings) -> bool:
-        """Whether all ended within two steps, or ran for equally many, to one: then the prompts of a wave took several
-        steps, and its ends as many.
+        """Whether all requests ended within a few steps, or ran for nearly the same number of steps. The latter holds
+        if the wave's prompts took several steps: its requests then end over as many.
         """
         ended = [record.ended_step for record in burst]
         ran = [record.ended_step - record.admitted_step for record in burst]
@@ -220,23 +218,21 @@ class Lockstep(Detector[Judgement]):
         freed = sum(record.peak_blocks for record in burst)
         together = self._belong_together(burst, settings)
         missing = LOST_EVENTS if ledger.state.damaged else "" if together else TOGETHER_BY_CHANCE
-        return Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if missing else "confirmed",
+        return self.finding(
+            ledger,
             since_ns=ledger.wall(first),
             position=ledger.at(burst[0].since_at),
             requests=tuple(record.id for record in burst),
             evidence=(
-                Evidence("requests_finished_together", len(burst), "requests", position=ended_at),
-                Evidence("within_s", round(spread, 3), "s", position=ended_at),
-                Evidence("blocks_freed_by_finishing", freed, "blocks", position=ended_at),
-                Evidence("preemptions", after.preemptions - before.preemptions, "preemptions", position=after_at),
-                Evidence("usage_before", round(100 * _blocks_in_use(before) / usable, 1), "%", position=before_at),
-                Evidence("usage_after", round(100 * _blocks_in_use(after) / usable, 1), "%", position=after_at),
-                Evidence("next_wave_waiting", _queued_for_room(wave), "requests", position=wave_at),
-                Evidence("next_wave_running", wave.running, "requests", position=wave_at),
-                Evidence("collapses_seen", len(bursts), "times", position=ledger.at(*(r.since_at for r in bursts[-1]))),
+                seen("requests_finished_together", len(burst), "requests", ended_at),
+                seen("within_s", round(spread, 3), "s", ended_at),
+                seen("blocks_freed_by_finishing", freed, "blocks", ended_at),
+                seen("preemptions", after.preemptions - before.preemptions, "preemptions", after_at),
+                seen("usage_before", round(100 * _blocks_in_use(before) / usable, 1), "%", before_at),
+                seen("usage_after", round(100 * _blocks_in_use(after) / usable, 1), "%", after_at),
+                seen("next_wave_waiting", _queued_for_room(wave), "requests", wave_at),
+                seen("next_wave_running", wave.running, "requests", wave_at),
+                seen("collapses_seen", len(bursts), "times", ledger.at(*(r.since_at for r in bursts[-1]))),
             ),
             explanation=(
                 f"At {clock_time(ledger.wall(first))}, {counted(len(burst), 'request')} finished within"
@@ -246,13 +242,62 @@ class Lockstep(Detector[Judgement]):
                 f" ({_queued_for_room(wave)} waiting, {wave.running} running), its prompts computed one after the"
                 " other. Similar requests that start together stay in lockstep."
             ),
-            do_now=LOCKSTEP_DO_NOW,
-            change=_lockstep_change(ledger),
-            wont_help=LOCKSTEP_WONT_HELP,
+            numbers={SMALLER_BUDGET: smaller_budget(ledger)},
             missing=missing,
         )
 
-    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+
+BURST_SHOWN_NS: Final = 2_000_000_000
+"""Points of the recent past are at most a second apart, or a step."""
+
+
+def _around_burst(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[Point | None, Point | None]:
+    """Return the point just before the burst, and the lowest one just after it."""
+    first, last = ledger.wall(burst[0].finished_ns), _burst_end(ledger, burst)
+    shown_ns = max(BURST_SHOWN_NS, ledger.step_times.longest_s * 1e9)
+    before = None
+    after = None
+    for point in reversed(ledger.points):
+        if point.at_ns < first:
+            before = point
+            break
+        if last <= point.at_ns <= last + shown_ns and (after is None or _blocks_in_use(point) <= _blocks_in_use(after)):
+            after = point
+    return before, after
+
+
+def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:
+    return ledger.wall(burst[-1].finished_ns)
+
+
+def _blocks_in_use(point: Point) -> int:
+    """Return what no request can be given, as usage counts it: what a finished request keeps has not come back."""
+    balance = point.balance
+    return balance.total - balance.reserved - balance.free - balance.cached_idle
+
+
+def _queued_for_room(point: Point) -> int:
+    """Return how many wait for a place or for blocks, and not for a grammar or for KV from elsewhere.
+
+    Where the head is new, no pass has left those behind it waiting either: they came while a step ran.
+    """
+    others = WAITS_OUTSIDE
+    if any(cause == Cause.NEW for cause, _ in point.waiting_by):
+        others |= {Cause.NEW, Cause.BEHIND_HEAD}
+    return point.waiting - sum(count for cause, count in point.waiting_by if cause in others)
+
+
+class LockstepFromSamples(FromSamples, Lockstep):
+    """A fall of usage after which a wave queues, at scrapes or lines of a log.
+
+    Sees: usage and Running fall between samples at most 20 s apart, then requests wait and prompt tokens count again.
+    Likely when: as many requests finished meanwhile.
+    Cannot tell: a log does not show how requests ended. Clients that time out together and retry look the same.
+    Not when: requests of independent lengths would end together so often by chance.
+    """
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the fall of usage after which a wave queued."""
         samples = [
             s
             for s in self._remembered(ledger, settings)
@@ -277,9 +322,8 @@ class Lockstep(Detector[Judgement]):
         preemptions = counter_moved(before, low, "preemptions")
         finished = counter_moved(before, low, "finished")
         ended = isinstance(finished, int)
-        return Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        return self.finding(
+            ledger,
             verdict="likely" if ended else "cannot-tell",
             since_ns=low.at_ns or 0,
             position=low.position,
@@ -309,9 +353,8 @@ class Lockstep(Detector[Judgement]):
                 )
                 + f" Seen {counted(times, 'time')}."
             ),
-            do_now=LOCKSTEP_DO_NOW if ended else CHECK_TIMEOUTS,
-            change=_lockstep_change(ledger),
-            wont_help=LOCKSTEP_WONT_HELP if ended else LOCKSTEP_WONT_HELP[:1],
+            case="" if ended else "From a log",
+            numbers={SMALLER_BUDGET: smaller_budget(ledger)},
             missing=(
                 ("" if ended else "how the requests ended (vllm:request_success_total by finished_reason); ")
                 + "why each block was freed (finished or preempted): attach the event stream (monitor doctor"
@@ -364,101 +407,54 @@ class Lockstep(Detector[Judgement]):
         chance = end_together_by_chance(samples[: fall + 1], before)
         return chance is not None and chance > self._least_chance(settings)
 
-    def _from_report(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+
+class LockstepFromReport(Lockstep):
+    """A fall of usage that a report names, beside the pool's size and the load's command: a hypothesis."""
+
+    requires = ("report",)
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether a report is all there is, and names a fall."""
+        return not ledger.has_stream and not ledger.samples and "usage_fell_from" in ledger.facts
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the fall that the report names, beside what the load needs."""
         facts = ledger.facts
         high, low = number_fact(facts, "usage_fell_from") or 0.0, number_fact(facts, "usage_fell_to") or 0.0
         asked, capacity, each = demands(facts), capacity_tokens(facts), tokens_per_request(facts)
         if not asked or capacity is None or each is None or high - low < settings(self.min_share):
             return
         position = facts["usage_fell_from"].position
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             verdict="cannot-tell",
             position=position,
             evidence=(
-                Evidence("usage_reported_before", round(100 * high, 1), "%", REPORT, position),
-                Evidence("usage_reported_after", round(100 * low, 1), "%", REPORT, position),
-                Evidence("pool_capacity", capacity, "tokens", REPORT, capacity_at(facts)),
-                Evidence("tokens_per_request", each, "tokens", REPORT, facts["load_input_len"].position),
-                *(Evidence(f"demand_of_{demand.clients}", demand.tokens, "tokens", REPORT) for demand in asked),
+                Evidence("usage_reported_before", round(100 * high, 1), "%", "report", position),
+                Evidence("usage_reported_after", round(100 * low, 1), "%", "report", position),
+                Evidence("pool_capacity", capacity, "tokens", "report", capacity_at(facts)),
+                Evidence("tokens_per_request", each, "tokens", "report", facts["load_input_len"].position),
+                *(Evidence(f"demand_of_{demand.clients}", demand.tokens, "tokens", "report") for demand in asked),
                 *(
-                    Evidence(f"demand_of_{demand.clients}_share", round(100 * demand.share, 1), "%", REPORT)
+                    Evidence(f"demand_of_{demand.clients}_share", round(100 * demand.share, 1), "%", "report")
                     for demand in asked
                 ),
                 *_reported_number(ledger, "usage_peak_told", "usage_peak_reported", 100, "%"),
                 *_reported_number(ledger, "preemptions_told", "preemptions_reported", 1, "preemptions"),
             ),
             explanation=(
-                f"The report says that usage fell from {percent(high)} to {percent(low)}. The pool holds"
-                f" {capacity:,} tokens, and each request {each:,} at its end: {_demands_text(asked)}."
-                f" {_conclusion(asked)}{steps_text(asked[0], facts)} Nothing here shows whether requests completed"
-                " or were preempted, so this is a hypothesis."
+                f"The report says that usage fell from {percent(high)} to {percent(low)}. The pool holds {capacity:,}"
+                f" tokens, and each request {each:,} at its end: {_demands_text(asked)}."
+                f" {_conclusion(asked)}{steps_text(asked[0], facts)} Nothing here shows whether requests completed or"
+                " were preempted, so this is a hypothesis."
             ),
-            do_now=(
-                "Run it once more with VLLM_LOG_STATS_INTERVAL=1 and give this command the engine's log, or its"
-                " /metrics page while it runs: a fall after which Waiting climbs while prompt tokens still count is"
-                " lockstep.",
-            ),
-            change=(
-                "If it is: lower --max-num-batched-tokens (to 8192, say), so that the first requests of a wave decode"
-                " while the others are still prefilled, and vary lengths or arrival times in the load generator.",
-            ),
-            wont_help=("More KV memory or fewer clients, if it is lockstep: the same happens at any usage.",),
+            case="From a report",
             missing=(
-                "why the blocks were freed, finished or preempted: the event stream (monitor doctor"
-                " tcp://HOST:5757) has the cause for each; or usage, Running and Waiting each second around the"
-                " fall, with vllm:num_preemptions_total before and some minutes after it, since that counter lags"
+                "why the blocks were freed, finished or preempted: the event stream (monitor doctor tcp://HOST:5757)"
+                " has the cause for each; or usage, Running and Waiting each second around the fall, with"
+                " vllm:num_preemptions_total before and some minutes after it, since that counter lags"
             ),
         )
-
-
-BURST_SHOWN_NS: Final = 2_000_000_000
-"""Points of the recent past are at most a second apart, or a step."""
-
-
-def _around_burst(ledger: EngineLedger, burst: Sequence[RequestState]) -> tuple[Point | None, Point | None]:
-    """Return the point just before the burst, and the lowest one just after it."""
-    first, last = ledger.wall(burst[0].finished_ns), _burst_end(ledger, burst)
-    shown_ns = max(BURST_SHOWN_NS, ledger.step_times.longest_s * 1e9)
-    before = None
-    after = None
-    for point in reversed(ledger.points):
-        if point.at_ns < first:
-            before = point
-            break
-        if last <= point.at_ns <= last + shown_ns and (after is None or _blocks_in_use(point) <= _blocks_in_use(after)):
-            after = point
-    return before, after
-
-
-def _lockstep_change(ledger: EngineLedger) -> tuple[str, ...]:
-    return (
-        f"Lower {smaller_budget(ledger)}, so that the first requests of a wave decode while the others are still"
-        " prefilled, and the wave spreads out.",
-        "Vary output lengths or arrival times in the load generator. Real traffic does not arrive in lockstep.",
-    )
-
-
-def _burst_end(ledger: EngineLedger, burst: Sequence[RequestState]) -> int:
-    return ledger.wall(burst[-1].finished_ns)
-
-
-def _blocks_in_use(point: Point) -> int:
-    """Return what no request can be given, as usage counts it: what a finished request keeps has not come back."""
-    balance = point.balance
-    return balance.total - balance.reserved - balance.free - balance.cached_idle
-
-
-def _queued_for_room(point: Point) -> int:
-    """Return how many wait for a place or for blocks, and not for a grammar or for KV from elsewhere.
-
-    Where the head is new, no pass has left those behind it waiting either: they came while a step ran.
-    """
-    others = WAITS_OUTSIDE
-    if any(cause == Cause.NEW for cause, _ in point.waiting_by):
-        others |= {Cause.NEW, Cause.BEHIND_HEAD}
-    return point.waiting - sum(count for cause, count in point.waiting_by if cause in others)
 
 
 def _demands_text(asked: Sequence[Demand]) -> str:
@@ -473,14 +469,11 @@ def _conclusion(asked: Sequence[Demand]) -> str:
         )
     fits = [str(demand.clients) for demand in asked if demand.share <= 1]
     return (
-        f"With {' or '.join(fits)} the pool is never full, so the engine has no need to preempt. Similar requests"
-        " that start together also end together, and the next wave queues during its prefill."
+        f"With {' or '.join(fits)} the pool is never full, so the engine has no need to preempt. Similar requests that"
+        " start together also end together, and the next wave queues during its prefill."
     )
 
 
 def _reported_number(ledger: EngineLedger, fact: str, name: str, times: int, unit: str) -> Iterator[Evidence]:
     if (figure := number_fact(ledger.facts, fact)) is not None:
-        yield Evidence(name, round(times * figure, 1), unit, REPORT, ledger.facts[fact].position)
-
-
-REPORT: Final = "report"
+        yield Evidence(name, round(times * figure, 1), unit, "report", ledger.facts[fact].position)

@@ -8,31 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import (
-    LOST_EVENTS,
-    cost_of,
-    freed_nothing,
-    preempted_names,
-    preemption_passes,
-    recent_preemptions,
-)
-from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import hits_mostly_its_requests
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted, percent
+from ...base.text import clock_time, counted, percent
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Causes, Settings, StreamDetector, Threshold
+from ..judgement import Alternative, Judgement, hits_mostly_its_requests, seen
+from ..preemptions import LOST_EVENTS, cost_of, freed_nothing, preempted_names, preemption_passes, recent_preemptions
+from ..sizing.kv_too_small import KvTooSmall
 
 
-class PreemptAll(Detector[Judgement]):
+class PreemptAll(StreamDetector[Judgement]):
     """Passes that preempted all running requests."""
 
     code = "collapse.preempt-all"
     severity = "error"
     title = "All running requests are preempted at once"
-    requires = ("stream",)
-    position = 410
+    recurs = True
 
     min_requests = Threshold(4, "requests", "of two or three, a prompt that needs many blocks may well preempt all")
     min_share = Threshold(
@@ -41,18 +31,11 @@ class PreemptAll(Detector[Judgement]):
         "a request short of a block preempts one other, or as many as have the blocks that it needs",
     )
     remember_s = Threshold(120, "s", "waves that are minutes apart belong to the same incident")
+    alternatives = (Alternative("one large prompt", "the share of the running that lost their blocks"),)
+    causes = Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the recent passes in which hardly any request was left running."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield recent passes that left hardly any request running."""
         fewest, share = settings(self.min_requests), settings(self.min_share)
         found = [
             one
@@ -64,35 +47,21 @@ class PreemptAll(Detector[Judgement]):
         last = found[-1]
         usable = max(1, ledger.state.total - ledger.state.reserved)
         blocks, lost = sum(one.blocks for one in last), sum(one.tokens_lost for one in last)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if ledger.state.damaged else "confirmed",
+        yield self.finding(
+            ledger,
             since_ns=ledger.wall(found[0][0].at_ns),
             position=ledger.at(found[0][0].at),
             requests=preempted_names([one for together in found for one in together]),
             evidence=(
                 *cost_of(ledger, last),
-                Evidence(
-                    "usage_before", round(100 * (1 - last[0].free / usable), 1), "%", position=ledger.at(last[0].at)
-                ),
-                Evidence("collapses_seen", len(found), "times", position=ledger.at(last[-1].at)),
+                seen("usage_before", round(100 * (1 - last[0].free / usable), 1), "%", ledger.at(last[0].at)),
+                seen("collapses_seen", len(found), "times", ledger.at(last[-1].at)),
             ),
             explanation=(
                 f"At {clock_time(ledger.wall(last[0].at_ns))} one pass of the scheduler preempted {len(last)} of"
                 f" {last[0].running} running requests, although one would have made room: usage fell from"
                 f" {percent(1 - last[0].free / usable)} by {counted(blocks, 'block')} freed by preemption instead of"
                 f" completion, and {counted(lost, 'token')} will be recomputed. Seen {counted(len(found), 'time')}."
-            ),
-            do_now=("No answer is lost: the preempted requests resume by themselves once they are recomputed.",),
-            change=(
-                "Upgrade if a newer release preempts only as many requests as it needs blocks from.",
-                "Make preemptions rare: lower --max-num-seqs, or enlarge the pool (--gpu-memory-utilization,"
-                " --kv-cache-memory-bytes).",
-            ),
-            wont_help=(
-                "Lowering --max-num-batched-tokens, or other lengths in the load: these requests did not end"
-                " together, as in collapse.lockstep.",
             ),
             missing=LOST_EVENTS if ledger.state.damaged else "",
         )

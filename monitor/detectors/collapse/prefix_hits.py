@@ -3,44 +3,140 @@
 Confirmed by the event stream, where prompts were looked up and too few of their blocks entered the cache: the others
 were there. Likely where these are less than half of what was computed, or where the engine stores a content again while
 other blocks hold it. Likely by KV events, since these name no hits. From metrics the hit rate fell against the engine's
-own level, which does not show why.
+own level, which does not show why: where requests became longer or shorter, or far fewer, the load changed and nothing
+is reported. Otherwise the finding names the causes that remain, and the verdict is cannot-tell.
 """
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise, takewhile
-from typing import Final
+from typing import ClassVar, Final, NamedTuple
 
-from kvscope.monitor.detectors.collapse.hit_rate_drop import (
-    HIT_RATE_SPAN_S,
-    MAX_HIT_SHARE_LEFT,
-    MIN_HIT_LEVEL,
-    MIN_LOOKED_UP,
-    PREFIX_HITS_NEED,
-    SAME_LOAD,
-    prefix_hits_by_samples,
+from ...base.text import clock_time, counted, duration, percent
+from ...contract.samples import Sample
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.engine_state import EVENT_BITS
+from ...ledger.records import ComputedPrompt
+from ..detector import Causes, Detector, FromMetrics, SampleNeed, Settings, Signal, Threshold
+from ..judgement import Alternative, Evidence, Judgement, began_later, seen
+from ..preemptions import point_at
+from ..sample_math import apart_s, moved, scrape_interval_s
+from ..sizing.kv_too_small import KvTooSmall
+
+CELL_S: Final = 60.0
+"""Hit rates are compared minute by minute: the longest usual scrape interval."""
+CELLS_COMPARED: Final = 120
+SPACING: Final = 0.9
+"""Scrapes a little closer together than a cell still bound one."""
+HIT_RATE_SPAN_S = Threshold(
+    900, "s", "where only metrics are known: ten minutes of the level before, and five, a third of it, of the new one"
 )
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import point_at
-from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import began_later
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.engine_state import EVENT_BITS
-from kvscope.monitor.state.records import ComputedPrompt
-from kvscope.monitor.text import clock_time, counted, percent
-
-PREFIX_HITS_CHANGE = (
-    "On a model with several KV groups (sliding window, Mamba) every group must hit, and one that always misses"
-    " vetoes all of them. Check whether a newer vLLM fixes it, or try --disable-hybrid-kv-cache-manager.",
-    "Check that clients send neither their own cache_salt nor prompt_logprobs: such requests do not hit.",
-)
+PREFIX_HITS_NEED = SampleNeed(16, HIT_RATE_SPAN_S, "ten minutes at one hit rate, then five at a quarter of it or less")
 
 
-PREFIX_HITS_WONT_HELP = ("More KV memory: the cache already holds what is looked up.",)
+class HitCell(NamedTuple):
+    """About a minute of look-ups. looked_up: tokens. requests: that ended, -1 where not exposed."""
+
+    first: Sample
+    last: Sample
+    looked_up: int
+    rate: float
+    requests: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return apart_s(self.first, self.last) or 0.0
+
+
+def hit_cells(samples: Sequence[Sample]) -> list[HitCell]:
+    """Return the samples as cells of a minute or a scrape interval, those without look-ups left out."""
+    marks: list[Sample] = []
+    for sample in reversed(samples):
+        if marks and not _is_apart(sample, marks[-1]):
+            continue
+        if sample.at_ns is None or (sample.prefix_queries is None and sample.prefix_hit_rate is None):
+            break
+        marks.append(sample)
+        if len(marks) > CELLS_COMPARED:
+            break
+    marks.reverse()
+    cells = (_hit_cell(one, two) for one, two in pairwise(marks))
+    return [cell for cell in cells if cell is not None]
+
+
+def _is_apart(sample: Sample, later: Sample) -> bool:
+    return sample.at_ns is None or later.at_ns is None or later.at_ns - sample.at_ns >= SPACING * CELL_S * 1e9
+
+
+def _hit_cell(first: Sample, last: Sample) -> HitCell | None:
+    requests = moved(first.finished, last.finished) if last.finished is not None else -1
+    if first.prefix_queries is not None and last.prefix_queries is not None:
+        looked_up = moved(first.prefix_queries, last.prefix_queries)
+        rate = moved(first.prefix_hits, last.prefix_hits) / looked_up if looked_up > 0 else 0.0
+    else:  # SGLang exposes the rate of its last batch, and tokens of prompts
+        looked_up = round((last.prompt_tokens_per_s or 0.0) * (apart_s(first, last) or 0.0))
+        rate = last.prefix_hit_rate or 0.0
+    return HitCell(first, last, looked_up, rate, requests) if looked_up > 0 else None
+
+
+class HitRateDrop(NamedTuple):
+    """Cells before the hit rate fell, and since."""
+
+    before: list[HitCell]
+    since: list[HitCell]
+
+    @property
+    def level(self) -> float:
+        """The hit rate before."""
+        return statistics.median(cell.rate for cell in self.before)
+
+
+def hit_rate_drop(samples: Sequence[Sample], settings: Settings) -> HitRateDrop | None:
+    """Return the fall, if there is one and the load is the same as before."""
+    if not samples or samples[-1].source == "log":
+        return None  # vLLM's line has the mean of the last thousand requests
+    cells = [
+        cell
+        for cell in hit_cells(samples)
+        if cell.looked_up >= settings(PrefixHits.min_looked_up) * cell.seconds / CELL_S
+    ]
+    needed_since = round(settings(HIT_RATE_SPAN_S) / CELL_S / 3)
+    if len(cells) < 3 * needed_since:
+        return None
+    high = sorted(cell.rate for cell in cells)[3 * len(cells) // 4]
+    most = settings(PrefixHits.max_hit_share_left) * high
+    start = len(cells)
+    while start > 0 and cells[start - 1].rate <= most:
+        start -= 1
+    drop = HitRateDrop(cells[:start], cells[start:])
+    if len(drop.since) < needed_since or len(drop.before) < 2 * needed_since:
+        return None
+    lowest_before = sorted(cell.rate for cell in drop.before)[len(drop.before) // 10]
+    steady = lowest_before >= drop.level / 2 and drop.level >= settings(PrefixHits.min_hit_level)
+    return drop if steady and _is_same_load(drop, settings(PrefixHits.same_load)) else None
+
+
+def _is_same_load(drop: HitRateDrop, factor: float) -> bool:
+    """Whether requests are as long and as many as before, as far as their number is exposed."""
+    if any(cell.requests < 0 for cell in (*drop.before, *drop.since)):
+        return True
+    ratios = []
+    for measure in (_tokens_each, _requests_a_second):
+        before, since = measure(drop.before), measure(drop.since)
+        ratios.append(max(before, since) / max(min(before, since), 1e-9))
+    return all(ratio <= factor for ratio in ratios)
+
+
+def _tokens_each(cells: Sequence[HitCell]) -> float:
+    return sum(cell.looked_up for cell in cells) / max(sum(cell.requests for cell in cells), 1)
+
+
+def _requests_a_second(cells: Sequence[HitCell]) -> float:
+    return sum(cell.requests for cell in cells) / max(sum(cell.seconds for cell in cells), 1.0)
 
 
 KV_EVENTS: Final = "kv-events"
@@ -61,8 +157,8 @@ class PrefixHits(Detector[Judgement]):
     code = "collapse.prefix-hits"
     severity = "warning"
     title = "Prompts are recomputed although their prefixes are cached"
-    requires = ("stream", "kv-events", "metrics")
-    position = 420
+    requires: ClassVar[tuple[Signal, ...]] = ("stream", "kv-events")
+    recurs = True
     sample_need = PREFIX_HITS_NEED
 
     window_s = Threshold(60, "s", "what was computed again before is past, once a prompt hits")
@@ -73,24 +169,21 @@ class PrefixHits(Detector[Judgement]):
     )
     min_share = Threshold(0.5, "of the stored", "where prefixes are hit, next to nothing that is kept is stored again")
     hit_rate_span_s = HIT_RATE_SPAN_S
-    min_hit_level = MIN_HIT_LEVEL
-    max_hit_share_left = MAX_HIT_SHARE_LEFT
-    min_looked_up = MIN_LOOKED_UP
-    same_load = SAME_LOAD
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause: preempted requests find nothing of theirs in the cache, and are computed again."""
-        return Causes[Judgement]().of(KvTooSmall, began_later)
+    min_hit_level = Threshold(0.2, "of the tokens", "a lower level of hits comes and goes with single prompts")
+    max_hit_share_left = Threshold(0.25, "of the level", "where only metrics are known: a mix of loads shifts by less")
+    min_looked_up = Threshold(1000, "tokens", "looked up in a minute: fewer are one prompt")
+    same_load = Threshold(
+        1.5, "times", "tokens looked up for each request, and requests a minute, of one load vary by less"
+    )
+    alternatives = (Alternative("prompts without a common prefix", "the same content was stored again while cached"),)
+    # Preempted requests find nothing of theirs in the cache, and are computed again.
+    causes = Causes[Judgement]().of(KvTooSmall, began_later)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what is cached and computed again."""
         found = list(self._from_stream(ledger, settings)) if ledger.has_stream else []
         # vLLM stores again what is there already, which its KV events report and the stream does not.
-        found = found or list(self._from_kv_events(ledger, settings) if ledger.prefixes.stored else ())
-        yield from found
-        if not (found or ledger.has_stream or ledger.prefixes.stored):
-            fallen = prefix_hits_by_samples(ledger, self.code, settings, PREFIX_HITS_CHANGE, PREFIX_HITS_WONT_HELP)
-            yield from () if fallen is None else (fallen,)
+        yield from found or (self._from_kv_events(ledger, settings) if ledger.prefixes.stored else ())
 
     def _enough(self, prompts: int, again: int, of: int, settings: Settings) -> bool:
         return prompts >= settings(self.min_prompts) and again >= settings(self.min_share) * of
@@ -111,38 +204,26 @@ class PrefixHits(Detector[Judgement]):
         sure = [prompt.missed for prompt in missed if not (prompt.kept or prompt.lacked)]
         if not missing and not self._enough(len(sure), sum(sure), computed, settings):
             missing = NOT_IN_ALL_GROUPS if any(prompt.lacked for prompt in missed) else NOT_LOOKED_UP
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if missing else "confirmed",
+        yield self.finding(
+            ledger,
             since_ns=began,
             position=ledger.at(missed[0].at),
             requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
             evidence=(
-                Evidence("prompts_computed", len(recent), "prompts", position=last_at),
-                Evidence("prompt_blocks_looked_up", asked, "blocks", position=last_at),
-                Evidence("blocks_hit", hit, "blocks", position=last_at),
-                Evidence("blocks_computed", computed, "blocks", position=last_at),
-                Evidence("cached_blocks_recomputed", again, "blocks", position=ledger.at(missed[-1].at)),
-                Evidence("cached_share_recomputed", round(100 * again / computed, 1), "%", position=last_at),
-                Evidence(
-                    "blocks_cached_idle",
-                    ledger.state.cached_idle,
-                    "blocks",
-                    position=ledger.at(ledger.state.places.pool),
-                ),
+                seen("prompts_computed", len(recent), "prompts", last_at),
+                seen("prompt_blocks_looked_up", asked, "blocks", last_at),
+                seen("blocks_hit", hit, "blocks", last_at),
+                seen("blocks_computed", computed, "blocks", last_at),
+                seen("cached_blocks_recomputed", again, "blocks", ledger.at(missed[-1].at)),
+                seen("cached_share_recomputed", round(100 * again / computed, 1), "%", last_at),
+                seen("blocks_cached_idle", ledger.state.cached_idle, "blocks", ledger.at(ledger.state.places.pool)),
             ),
             explanation=(
-                f"Since {clock_time(began)} {counted(len(missed), 'prompt')} missed the prefix cache and were"
-                f" computed or fetched although it held their blocks: at least {counted(again, 'block')},"
+                f"Since {clock_time(began)} {counted(len(missed), 'prompt')} missed the prefix cache and were computed"
+                f" or fetched although it held their blocks: at least {counted(again, 'block')},"
                 f" {percent(again / computed)} of all that prompts did not hit. The hit rate was"
                 f" {percent(hit / max(asked, 1))}."
             ),
-            do_now=(
-                "Send one prompt twice with nothing else running. If the second is no faster, the cache never hits.",
-            ),
-            change=PREFIX_HITS_CHANGE,
-            wont_help=PREFIX_HITS_WONT_HELP,
             missing=missing,
         )
 
@@ -226,10 +307,8 @@ class PrefixHits(Detector[Judgement]):
         if not self._enough(sum(step.again > 0 for step in recent), again, stored, settings):
             return
         first = next(step for step in reversed(recent) if step.again)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
+        yield self.finding(
+            ledger,
             since_ns=first.at_ns,
             position=first.position,
             evidence=(
@@ -239,17 +318,62 @@ class PrefixHits(Detector[Judgement]):
                 Evidence("cached_blocks", ledger.prefixes.kept_blocks, "blocks", KV_EVENTS),
             ),
             explanation=(
-                f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored although the"
-                f" cache held the same content, {percent(again / stored)} of all stored blocks. A prefix that hits"
-                " is not stored again, except for the last block of a prompt."
+                f"Since {clock_time(first.at_ns)} {counted(again, 'block')} were computed and stored although the cache"
+                f" held the same content, {percent(again / stored)} of all stored blocks. A prefix that hits is not"
+                " stored again, except for the last block of a prompt."
             ),
-            do_now=(
-                "Compare vllm:prefix_cache_hits_total with vllm:prefix_cache_queries_total: the first does not move.",
-            ),
-            change=PREFIX_HITS_CHANGE,
-            wont_help=PREFIX_HITS_WONT_HELP,
+            case="From KV events",
             missing=(
                 "tokens looked up and hit, by group: the event stream has them; vllm:prefix_cache_queries_total and"
                 " _hits_total on /metrics have the sum"
             ),
+        )
+
+
+class PrefixHitsFromMetrics(FromMetrics, PrefixHits):
+    """A hit rate that fell against the engine's own level."""
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether metrics are all there is: KV events show more."""
+        return super().applies(ledger, signals) and not ledger.prefixes.stored
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the fall of the hit rate."""
+        drop = hit_rate_drop(ledger.samples, settings)
+        if drop is None:
+            return
+        began, last = drop.since[0].first, drop.since[-1].last
+        looked_up = sum(cell.looked_up for cell in drop.since)
+        now = sum(cell.rate * cell.looked_up for cell in drop.since) / looked_up
+        requests = sum(cell.requests for cell in drop.since) if drop.since[0].requests >= 0 else None
+        as_before = (
+            "How many requests that were is not exposed. "
+            if requests is None
+            else f"{counted(requests, 'request')} ended meanwhile, about as many a minute and as long as before. "
+        )
+        source, span = last.source, f"{began.position} to {last.position}"
+        yield self.finding(
+            ledger,
+            verdict="cannot-tell",
+            since_ns=began.at_ns or 0,
+            position=began.position,
+            evidence=(
+                Evidence("hit_rate_before", round(100 * drop.level, 1), "%", source, f"until {began.position}"),
+                Evidence("hit_rate", round(100 * now, 1), "%", source, span),
+                Evidence("tokens_looked_up", looked_up, "tokens", source, span),
+                Evidence(
+                    "requests_finished", "not exposed" if requests is None else requests, "requests", source, span
+                ),
+                Evidence("usage", round(100 * (last.usage or 0.0), 1), "%", source, last.position),
+            ),
+            explanation=(
+                f"Since {clock_time(began.at_ns or 0)} the prefix cache hits {percent(now)} of the tokens that are"
+                f" looked up, after {percent(drop.level)} in the {duration(sum(cell.seconds for cell in drop.before))}"
+                f" before. {as_before}Possible causes: prompts of the same length that share no prefix (another tenant,"
+                " a router that no longer sends similar prompts here), prefixes evicted before their next use, or"
+                " lookups that miss what the cache has."
+            ),
+            missing="what the cache holds and what is looked up: KV events (monitor doctor"
+            " http://HOST:8000/kv_event_sources) or the event stream."
+            f" {self.sample_need.text(settings, scrape_interval_s(list(ledger.samples)))}",
         )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope.monitor.confidence_bounds import binomial_tail
-from kvscope.monitor.detectors.sample_math import apart_s, prompt_tokens_until
-from kvscope.monitor.events.samples import Sample
+from ...base.confidence_bounds import binomial_tail
+from ...contract.samples import Sample
+from ..sample_math import apart_s, prompt_tokens_until
 
 FALL_SHOWN_S: Final = 2.0
 """The time that metrics may take to show a fall that took within_s: gauges are those of the last step that ended."""

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import TextJudgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.lost_blocks import stale_reads
-from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ..judgement import Evidence, TextJudgement
+from ..written.written_view import TextDetector, WrittenView, quotes
 
 
-class StaleRemoteRead(Detector[TextJudgement]):
+class StaleRemoteRead(TextDetector):
     """A read of blocks that may be another request's by then."""
 
     code = "corrupt.stale-remote-read"
     severity = "critical"
     title = "Another engine read blocks after their lease had ended"
-    requires = ("log", "report")
-    position = 530
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
-        """Yield the reads that came too late."""
-        if not ledger.has_stream:
-            yield from stale_reads(WrittenView(ledger, settings))
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Yield fetches by a decode worker of blocks that the prefill side had released."""
+        lines = view.lines("stale_read")
+        if not lines:
+            return
+        yield view.finding(
+            self.code,
+            lines[0],
+            evidence=(Evidence("reads", view.reported.count("stale_read"), "lines", "log"), *quotes(lines)),
+            explanation=(
+                "A decode worker read blocks of a request that this engine had released: their lease had ended, and by"
+                " then they may hold another request's KV. The client gets status 200 and an answer that may be wrong."
+            ),
+            missing="whether the blocks had been reused by then: the event stream of a probe on the prefill side",
+        )

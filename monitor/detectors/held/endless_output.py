@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import TextJudgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.pool_pressure import endless_output
-from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ...base.text import counted
+from ..judgement import Evidence, TextJudgement
+from ..written.pool_pressure import LINES_IN_A_ROW
+from ..written.written_view import TextDetector, WrittenView, quotes
 
 
-class EndlessOutput(Detector[TextJudgement]):
+class EndlessOutput(TextDetector):
     """A model that goes on generating."""
 
     code = "held.endless-output"
     severity = "info"
     title = "An endless answer fills the pool"
-    requires = ("log", "report")
-    position = 730
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
-        """Yield the answer, if the report speaks of one."""
-        if not ledger.has_stream:
-            yield from endless_output(WrittenView(ledger, settings))
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Yield an answer without an end from a healthy engine."""
+        phrases = view.phrases("endless_output")
+        if not phrases:
+            return
+        alive = [sample for sample in view.samples if sample.running and sample.generation_tokens_per_s]
+        yield view.finding(
+            self.code,
+            verdict="likely" if len(alive) >= LINES_IN_A_ROW else "cannot-tell",
+            since_ns=(alive[0].at_ns or 0) if alive else 0,
+            position=phrases[0].position,
+            evidence=(Evidence("lines_with_tokens", len(alive), "lines", "log"), *quotes(phrases)),
+            explanation=(
+                "The model generates until it reaches its limit"
+                + (
+                    f": tokens are computed in {counted(len(alive), 'line')}, so the engine is healthy."
+                    if alive
+                    else "."
+                )
+                + " Its KV grows with each token and becomes free when the request ends."
+            ),
+            missing="" if len(alive) >= LINES_IN_A_ROW else "the log while it generates, or the answer's length",
+        )

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import counted, duration, percent
+from ...base.text import counted, duration, percent
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Judgement, seen
 
 
-class LongRequest(Detector[Judgement]):
+class LongRequest(StreamDetector[Judgement]):
     """A request that needs much of the pool."""
 
     code = "held.long-request"
     severity = "info"
     title = "One long request uses much of the pool"
-    requires = ("stream",)
-    position = 710
 
     min_share = Threshold(0.25, "of the pool", "less does not crowd others out")
     min_age_s = Threshold(5, "s", "shorter requests end before a person reads the finding")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that hold much and go on."""
-        if ledger.has_stream and ledger.state.total > ledger.state.reserved:
-            yield from self._from_stream(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        if not (ledger.has_stream and ledger.state.total > ledger.state.reserved):
+            return
         state = ledger.state
         usable = state.total - state.reserved
         least = settings(self.min_share) * usable
@@ -39,28 +34,22 @@ class LongRequest(Detector[Judgement]):
                 record.progressed_ns
             ) > settings(self.min_age_s):
                 continue
-            yield Judgement(
-                code=self.code,
-                engine=ledger.engine,
+            yield self.finding(
+                ledger,
                 key=record.id,
-                verdict="confirmed",
                 since_ns=ledger.wall(record.admitted_ns),
                 position=ledger.at(record.since_at),
                 requests=(record.id,),
                 evidence=(
-                    Evidence("blocks_held", len(record.blocks), "blocks", position=ledger.at(state.places.pool)),
-                    Evidence("share_of_pool", round(share, 4), "of the pool", position=ledger.at(state.places.pool)),
-                    Evidence(
-                        "computed_tokens", record.computed_tokens, "tokens", position=ledger.at(state.places.progressed)
-                    ),
-                    Evidence(
-                        "output_tokens", record.output_tokens, "tokens", position=ledger.at(state.places.progressed)
-                    ),
+                    seen("blocks_held", len(record.blocks), "blocks", ledger.at(state.places.pool)),
+                    seen("share_of_pool", round(share, 4), "of the pool", ledger.at(state.places.pool)),
+                    seen("computed_tokens", record.computed_tokens, "tokens", ledger.at(state.places.progressed)),
+                    seen("output_tokens", record.output_tokens, "tokens", ledger.at(state.places.progressed)),
                 ),
                 explanation=(
-                    f"Request {record.id} holds {counted(len(record.blocks), 'block')} ({percent(share)} of the"
-                    f" pool) and needs them: it has run for {duration(ledger.age_s(record.admitted_ns))}, has"
-                    f" {counted(record.computed_tokens, 'token')} computed and still progresses. The blocks become"
-                    " free when it ends."
+                    f"Request {record.id} holds {counted(len(record.blocks), 'block')} ({percent(share)} of the pool)"
+                    f" and needs them: it has run for {duration(ledger.age_s(record.admitted_ns))}, has"
+                    f" {counted(record.computed_tokens, 'token')} computed and still progresses. The blocks become free"
+                    " when it ends."
                 ),
             )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvscope.monitor.analysis.memory_breakdown import GIB_B, NoBreakdown, breakdown_of, measured
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import percent
+from ...base.text import percent
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.memory_breakdown import GIB_B, NoBreakdown, breakdown_of, measured
+from ..detector import Detector, Settings, Threshold
+from ..judgement import Evidence, Judgement
 
 
 class ReservedPool(NamedTuple):
@@ -46,7 +45,6 @@ class PoolReserved(Detector[Judgement]):
     severity = "info"
     title = "The memory is the KV pool, allocated at startup by design"
     requires = ("stream", "log", "report")
-    position = 720
 
     min_share = Threshold(0.25, "of the device", "a smaller pool is not where most of the device's memory went")
 
@@ -59,10 +57,8 @@ class PoolReserved(Detector[Judgement]):
         if breakdown is None or breakdown.kv_pool < settings(self.min_share) * breakdown.device_total:
             return
         share = breakdown.kv_pool / breakdown.device_total
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             position=breakdown.position,
             evidence=(
                 Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
@@ -71,10 +67,7 @@ class PoolReserved(Detector[Judgement]):
             ),
             explanation=(
                 f"The KV pool is {breakdown.kv_pool / GIB_B:.2f} GiB, {percent(share)} of the device. The engine"
-                " allocates it once at startup and never returns it, so the process uses as much device memory idle"
-                " as under load. KV cache usage is a different figure: the share of the pool in use."
-            ),
-            change=(
-                "If other processes need room, start with a lower --gpu-memory-utilization or --kv-cache-memory-bytes.",
+                " allocates it once at startup and never returns it, so the process uses as much device memory idle as"
+                " under load. KV cache usage is a different figure: the share of the pool in use."
             ),
         )

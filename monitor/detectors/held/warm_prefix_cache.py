@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import counted, percent
+from ...base.text import counted, percent
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Judgement, seen
 
 
-class WarmPrefixCache(Detector[Judgement]):
+class WarmPrefixCache(StreamDetector[Judgement]):
     """Cached blocks that no request uses."""
 
     code = "held.prefix-cache"
     severity = "info"
     title = "Cached blocks that no request uses"
-    requires = ("stream",)
-    position = 700
+    settles_s = 300.0  # a warm cache is one finding while its share hovers
 
     min_share = Threshold(0.1, "of the pool", "less is not worth a line")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield how much of the pool is a warm cache."""
-        if ledger.has_stream and ledger.state.total > ledger.state.reserved:
-            yield from self._from_stream(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        if not (ledger.has_stream and ledger.state.total > ledger.state.reserved):
+            return
         state = ledger.state
         usable = state.total - state.reserved
         share = state.cached_idle / usable
@@ -35,17 +31,13 @@ class WarmPrefixCache(Detector[Judgement]):
             return
         totals = state.totals
         hit_rate = totals.hit_tokens / totals.looked_up_tokens if totals.looked_up_tokens else 0.0
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             position=ledger.at(state.places.pool),
             evidence=(
-                Evidence("cached_idle_blocks", state.cached_idle, "blocks", position=ledger.at(state.places.pool)),
-                Evidence("share_of_pool", round(share, 4), "of the pool", position=ledger.at(state.places.pool)),
-                Evidence(
-                    "prefix_hit_rate", round(hit_rate, 4), "of the tokens", position=ledger.at(state.places.looked_up)
-                ),
+                seen("cached_idle_blocks", state.cached_idle, "blocks", ledger.at(state.places.pool)),
+                seen("share_of_pool", round(share, 4), "of the pool", ledger.at(state.places.pool)),
+                seen("prefix_hit_rate", round(hit_rate, 4), "of the tokens", ledger.at(state.places.looked_up)),
             ),
             explanation=(
                 f"{counted(state.cached_idle, 'block')} ({percent(share)} of the pool) hold prefixes that no request"

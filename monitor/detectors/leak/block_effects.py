@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.monitor.detectors.collapse.preempt_all import PreemptAll
-from kvscope.monitor.detectors.detector import Causes
-from kvscope.monitor.detectors.judgement import HoldsBlocks
-from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
-from kvscope.monitor.detectors.sizing.overload import Overload
-from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
-from kvscope.monitor.detectors.stuck.never_fits import NeverFits
-from kvscope.monitor.detectors.stuck.parked_loads import ParkedLoads
-from kvscope.monitor.detectors.stuck.self_preempt import SelfPreempt
-from kvscope.monitor.detectors.thrash.after_retract import AfterRetract
-from kvscope.monitor.detectors.thrash.preemption_thrash import PreemptionThrash
-from kvscope.monitor.detectors.ties import began_later, hits_its_blocks, holds_much, holds_what_it_needs
+from ..collapse.preempt_all import PreemptAll
+from ..detector import Causes
+from ..judgement import HoldsBlocks, began_later, hits_its_blocks, holds_much, holds_what_it_needs
+from ..sizing.kv_too_small import KvTooSmall
+from ..sizing.overload import Overload
+from ..stuck.head_of_line import HeadOfLine
+from ..stuck.never_fits import NeverFits
+from ..stuck.parked_loads import ParkedLoads
+from ..stuck.self_preempt import SelfPreempt
+from ..thrash.after_retract import AfterRetract
+from ..thrash.preemption_thrash import PreemptionThrash
 
 ROOM_IS_GONE: Final = (
     Causes[HoldsBlocks]()

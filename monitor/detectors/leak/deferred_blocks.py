@@ -1,26 +1,77 @@
-"""The shared parts of the detectors of kept blocks: which requests, how much, and whether it is too long."""
+"""Blocks kept for finished requests: which, how many, by whom, and whether for too long. Shared by the leak codes.
+
+What a KV connector keeps is sorted by the party whose report of completion is missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.engine_pace import at_pace_s
-from kvscope.monitor.detectors.leak.connector_holds import connector_holds
-from kvscope.monitor.detectors.outside_pace import (
+from ...base.text import clock_time, duration
+from ...contract.kinds import Holder
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import Deferral, RequestState
+from ..detector import Settings, Threshold
+from ..engine_pace import (
     FEWEST_SEEN,
     HELD_GRACE_S,
     UNPROVEN_SHARE,
     UNSEEN_TOGETHER_S,
     OutsideWaitLimit,
+    at_pace_s,
     may_be_slow,
     outside_wait_limit,
     taken_up_until_ns,
 )
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import Deferral
-from kvscope.monitor.text import clock_time, duration
+
+
+class ConnectorHolds(NamedTuple):
+    """Deferrals of ended requests by what the connector owes: that it has sent, or has fetched, their KV. `polled`:
+    the engine asks the connector. `idle`: no request runs or waits.
+    """
+
+    sending: list[Deferral]
+    fetching: list[Deferral]
+    polled: bool
+    idle: bool
+
+
+def connector_holds(ledger: EngineLedger) -> ConnectorHolds:
+    """Sort what is kept for the connector."""
+    sending: list[Deferral] = []
+    fetching: list[Deferral] = []
+    requests = ledger.state.requests
+    for deferral in ledger.state.deferrals.values():
+        record = requests.get(deferral.request)
+        # The ledger forgets a request once all of its blocks were detached: it has ended.
+        if deferral.holder == Holder.CONNECTOR and (record is None or record.is_finished):
+            (fetching if record is not None and record.fetching_ns else sending).append(deferral)
+    if not (sending or fetching):
+        return ConnectorHolds(sending, fetching, polled=False, idle=False)
+    return ConnectorHolds(
+        sending,
+        fetching,
+        polled=ledger.unpolled_s() < NOT_ASKED_S,
+        idle=not any(record.is_running or record.is_waiting for record in requests.values()),
+    )
+
+
+NOT_ASKED_S: Final = 3.0
+"""An engine asks in each pass, and heartbeats come once a second: after so long without, it does not ask."""
+
+
+def connector_text(ledger: EngineLedger) -> str:
+    """Name the connector in a sentence."""
+    name = ledger.description.kv_connector
+    return f"the KV connector ({name})" if name else "the KV connector"
+
+
+def records_of(ledger: EngineLedger, deferrals: list[Deferral]) -> list[RequestState]:
+    """Return the requests of the deferrals, as far as the ledger still has them."""
+    requests = ledger.state.requests
+    return [requests[deferral.request] for deferral in deferrals if deferral.request in requests]
+
 
 HELD_LEASE_SLACK_S: Final = Threshold(
     5, "s", "an engine checks for expired leases between steps, and one step can take seconds"

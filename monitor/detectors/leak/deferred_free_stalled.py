@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s
-from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
-from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE_FOR_GOOD
-from kvscope.monitor.detectors.leak.deferred_blocks import kept, overdue_deferrals, received_for_s
-from kvscope.monitor.detectors.thrash.preemption_cascade import PreemptionCascade
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import began_later
-from kvscope.monitor.events.kinds import Holder
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import Deferral
-from kvscope.monitor.text import clock_time, counted, duration, percent
+from ...base.text import clock_time, counted, duration, percent
+from ...contract.kinds import Holder
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import Deferral
+from ..detector import Settings, StreamDetector, Threshold
+from ..engine_pace import at_pace_s
+from ..judgement import LIVE_REQUEST, Alternative, HoldsBlocks, began_later, seen
+from ..thrash.preemption_cascade import PreemptionCascade
+from .block_effects import ROOM_IS_GONE_FOR_GOOD
+from .deferred_blocks import kept, overdue_deferrals, received_for_s
 
 
 def _passed_ns(ledger: EngineLedger, deferral: Deferral) -> int:
@@ -31,28 +29,19 @@ def _passed_ns(ledger: EngineLedger, deferral: Deferral) -> int:
     return deferral.since_ns  # its step was never launched, or its end was lost
 
 
-class DeferredFreeStalled(Detector[HoldsBlocks]):
+class DeferredFreeStalled(StreamDetector[HoldsBlocks]):
     """Blocks behind a fence that was passed and not taken down."""
 
     code = "leak.deferred-free-stalled"
     severity = "error"
     title = "Freed blocks wait for a step that has completed"
-    requires = ("stream",)
-    position = 140
 
     grace_s = Threshold(2, "s", "what a step was waited for comes back in the pass in which it is over, or the next")
+    alternatives = (LIVE_REQUEST, Alternative("the step that the blocks wait for still runs", "that step is complete"))
+    causes = ROOM_IS_GONE_FOR_GOOD.of(PreemptionCascade, began_later)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the fences that were passed and not taken down."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-
-    def causes(self) -> Causes[HoldsBlocks]:
-        """Return what it may cause."""
-        return ROOM_IS_GONE_FOR_GOOD.of(PreemptionCascade, began_later)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
-        """Fences that were passed and not taken down."""
         state = ledger.state
         passed = {
             deferral.request: since_ns
@@ -71,10 +60,8 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
         first = min(late, key=lambda deferral: passed[deferral.request])
         since = ledger.wall(passed[first.request])
         over_at = at(first.fence_passed_at if first.fence_passed_ns else first.since_at)
-        yield HoldsBlocks(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+        yield self.holding(
+            ledger,
             pending=pending,
             since_ns=since,
             position=over_at,
@@ -82,31 +69,19 @@ class DeferredFreeStalled(Detector[HoldsBlocks]):
             share_of_pool=round(held.share, 4),
             blocks=tuple(held.blocks),
             evidence=(
-                Evidence("requests_held", len(held.deferrals), "requests", position=at(*held.kept_at)),
-                Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
-                Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-                Evidence("fence_step", first.fence, "step", position=at(first.since_at)),
-                Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-                Evidence("since_step_end_s", round(ledger.age_s(passed[first.request]), 1), "s", position=over_at),
+                seen("requests_held", len(held.deferrals), "requests", at(*held.kept_at)),
+                seen("blocks_held", len(held.blocks), "blocks", at(*held.blocks_at)),
+                seen("share_of_pool", round(held.share, 4), "of the pool", at(*held.blocks_at)),
+                seen("fence_step", first.fence, "step", at(first.since_at)),
+                seen("last_step", state.last_step, "step", at(state.places.completed)),
+                seen("since_step_end_s", round(ledger.age_s(passed[first.request]), 1), "s", over_at),
             ),
             explanation=(
                 f"{counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool) that"
-                f" {counted(len(held.deferrals), 'request')} released {'is' if len(held.blocks) == 1 else 'are'}"
-                " still fenced behind a step that might have written to them. The first of these steps,"
-                f" {first.fence}, completed at {clock_time(since)}, {duration(ledger.age_s(passed[first.request]))}"
-                " ago, and the blocks are still not free."
-            ),
-            do_now=("Drain this engine before the pool is full, then restart it: only a restart frees the blocks.",),
-            change=(
-                "Disable asynchronous scheduling, so that nothing is fenced (vLLM and kvscope's engine:"
-                " --no-async-scheduling). This costs some throughput.",
-                "The engine missed the end of a step. This is an engine bug: report it with the step's number, and"
-                " upgrade (vLLM has fenced frees since 0.24, with a connector that consumes KV).",
-            ),
-            wont_help=(
-                "Lowering the load or max_num_seqs: no live request holds these blocks.",
-                "Waiting: the step that they wait for has completed.",
-                "Resetting the prefix cache: it fails while these blocks are referenced.",
+                f" {counted(len(held.deferrals), 'request')} released {'is' if len(held.blocks) == 1 else 'are'} still"
+                f" fenced behind a step that might have written to them. The first of these steps, {first.fence},"
+                f" completed at {clock_time(since)}, {duration(ledger.age_s(passed[first.request]))} ago, and the"
+                " blocks are still not free."
             ),
             missing="the lost events" if state.damaged else "",
         )

@@ -8,34 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.leak.encoder_holders import hold_one_another
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted, duration
+from ...base.text import clock_time, counted, duration
+from ...contract.kinds import Cause
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import RequestState
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import NO_ROOM, Judgement, Unless, seen
+
+ENCODER_CAUSE = int(Cause.ENCODER)  # comparing with an IntEnum's member costs several times as much, for every request
 
 
-class EncoderCache(Detector[Judgement]):
+def hold_one_another(ledger: EngineLedger) -> list[RequestState]:
+    """Return the requests skipped for the encoder, if there are several and none has advanced since, or else an empty
+    list.
+    """
+    living = ledger.living()
+    passed_over = [r for records in (living.waiting, living.running) for r in records if r.cause == ENCODER_CAUSE]
+    if len(passed_over) < 2 or not ledger.state.free:
+        return []
+    since_ns = max(record.since_ns for record in passed_over)
+    return passed_over if all(r.progressed_ns <= since_ns for r in ledger.state.requests.values()) else []
+
+
+class EncoderCache(StreamDetector[Judgement]):
     """Requests that hold the encoder's cache against one another."""
 
     code = "leak.encoder-cache"
     severity = "error"
     title = "Waiting requests block each other in the encoder cache"
-    requires = ("stream",)
-    position = 170
 
     grace_s = Threshold(
         30, "s", "the encoder's work on a long video takes seconds, in which no other request may advance"
     )
+    alternatives = (NO_ROOM, Unless("one item larger than the encoder cache", "the cache's own contents"))
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that hold the encoder's cache against one another."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield requests that hold the encoder's cache against one another."""
         passed_over = hold_one_another(ledger)
         if not passed_over:
             return
@@ -47,10 +55,8 @@ class EncoderCache(Detector[Judgement]):
         age, grace = (ledger.looked_ns - since_ns) / 1e9, settings(self.grace_s)
         if age < grace / 2:
             return
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
+        yield self.finding(
+            ledger,
             pending=age < grace
             or (ledger.looked_ns - state.lost_ns) / 1e9 < grace
             or not all(map(state.is_certain_request, passed_over)),
@@ -59,18 +65,16 @@ class EncoderCache(Detector[Judgement]):
             requests=tuple(record.id for record in passed_over),
             blocks=tuple(sorted(set().union(*(record.blocks for record in passed_over)))),
             evidence=(
-                Evidence("requests_passed_over", len(passed_over), "requests", position=at(last.since_at)),
-                Evidence(
+                seen("requests_passed_over", len(passed_over), "requests", at(last.since_at)),
+                seen(
                     "passed_over_running",
                     sum(record.is_running for record in passed_over),
                     "requests",
-                    position=at(last.since_at),
+                    at(last.since_at),
                 ),
-                Evidence("no_progress_s", round(age, 1), "s", position=at(last.since_at)),
-                Evidence(
-                    "times_passed_over", most.times_passed_over, "times, at the least", position=at(most.passed_over_at)
-                ),
-                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
+                seen("no_progress_s", round(age, 1), "s", at(last.since_at)),
+                seen("times_passed_over", most.times_passed_over, "times, at the least", at(most.passed_over_at)),
+                seen("blocks_free", state.free, "blocks", at(state.places.pool)),
             ),
             explanation=(
                 f"{counted(len(passed_over), 'request')} are passed over for the encoder at every pass, and since"
@@ -78,19 +82,6 @@ class EncoderCache(Detector[Judgement]):
                 f" {counted(state.free, 'block')} of KV free. These requests fill the encoder cache themselves: each"
                 " waits for room that another of them holds."
             ),
-            do_now=(
-                f"Abort {passed_over[-1].id}, the last of them (close its connection). This frees its part of the"
-                " encoder cache, and another request can advance. Repeat until all advance.",
-            ),
-            change=(
-                "Give the encoder cache room for the items of all running requests (in vLLM it follows"
-                " --max-num-batched-tokens), or run fewer requests at once (--max-num-seqs).",
-                "Upgrade vLLM: older releases kept the encoder cache entries of preempted and waiting requests (PR"
-                " #31857).",
-            ),
-            wont_help=(
-                "A larger KV pool (gpu_memory_utilization): KV blocks are free. The encoder cache is separate memory.",
-                "Waiting: each of these requests waits for another.",
-            ),
+            numbers={"the last of them": f"{passed_over[-1].id}, the last of them"},
             missing="what the encoder cache holds: the event stream does not have it, the engine's log may",
         )

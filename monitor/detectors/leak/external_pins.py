@@ -9,24 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks, Judgement
-from kvscope.monitor.detectors.leak.connector_holds import KEPT_WONT_HELP, RESTART_ONLY, connector_text
-from kvscope.monitor.detectors.leak.deferred_blocks import received_for_s
-from kvscope.monitor.detectors.outside_pace import outside_wait_limit
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Tier, TierOp, name_of
-from kvscope.monitor.events.wire import PINS
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import TierState
-from kvscope.monitor.text import counted, duration, percent
+from ...base.text import counted, duration, percent
+from ...contract.kinds import Tier, TierOp, name_of
+from ...contract.wire import PINS
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import TierState
+from ..detector import Settings, StreamDetector, Threshold
+from ..engine_pace import outside_wait_limit
+from ..judgement import Alternative, Evidence, Judgement, Unless, seen
+from .deferred_blocks import connector_text, received_for_s
 
 PINS_NEEDED: Final = "whether the pins are still needed: the connector's own record of them"
-POOL_PINS_CHANGE: Final = (
-    "The component that takes the references has a bug, usually a connector at the end of a fetch or lookup: report"
-    " it, and upgrade (vLLM with LMCache: #35931, #44100; LMCache: #2951).",
-    "Until then, run without the connector: remove --kv-transfer-config.",
-)
 
 
 def _tier_effect(tier: TierState, *, full: bool) -> str:
@@ -35,14 +28,12 @@ def _tier_effect(tier: TierState, *, full: bool) -> str:
     return f"The tier uses {tier.used:,} of {tier.capacity:,} blocks. Once it is full, it can store that much less."
 
 
-class ExternalPins(Detector[Judgement]):
+class ExternalPins(StreamDetector[Judgement]):
     """Pins in an outer tier that are older than every fetch that still goes on."""
 
     code = "leak.external-pins"
     severity = "warning"
     title = "Pinned blocks are never unpinned"
-    requires = ("stream",)
-    position = 160
 
     oldest_s = Threshold(
         10,
@@ -53,15 +44,18 @@ class ExternalPins(Detector[Judgement]):
     min_times = Threshold(
         3, "times", "pins of the pool that are taken once or twice may be meant to stay, as those of a system prompt"
     )
+    alternatives = (
+        Unless("pins that are still needed", "no request is being fetched from that tier"),
+        Alternative("pins of usual length", "the age of the oldest pin"),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the pins of the pool, and of each tier, that outlived what they were for."""
-        if ledger.has_stream:
-            if ledger.state.pinned:
-                yield from self._pool_pins(ledger, settings)
-            for number, tier in ledger.state.tiers.items():
-                if tier.pins:
-                    yield from self._old_pins(ledger, settings, name_of(Tier, number), tier)
+        if ledger.state.pinned:
+            yield from self._pool_pins(ledger, settings)
+        for number, tier in ledger.state.tiers.items():
+            if tier.pins:
+                yield from self._old_pins(ledger, settings, name_of(Tier, number), tier)
 
     def _pool_pins(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         state, at = ledger.state, ledger.at
@@ -78,11 +72,9 @@ class ExternalPins(Detector[Judgement]):
         alone = [block for block in sorted(late) if not state.owners(block)]
         share = len(alone) / (state.total - state.reserved)
         oldest_ns, pinned_at = min(late.values()), at(state.deferrals[PINS].changed_at)
-        yield HoldsBlocks(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.holding(
+            ledger,
             key="pool",
-            verdict="likely",
             since_ns=ledger.wall(oldest_ns),
             position=pinned_at,
             blocks=tuple(sorted(late)),
@@ -95,9 +87,6 @@ class ExternalPins(Detector[Judgement]):
                 f" {len(alone):,} of them ({percent(share)} of the pool), and the engine can neither evict nor reuse"
                 " these."
             ),
-            do_now=(RESTART_ONLY,),
-            change=POOL_PINS_CHANGE,
-            wont_help=KEPT_WONT_HELP,
             missing=PINS_NEEDED,
         )
 
@@ -112,29 +101,27 @@ class ExternalPins(Detector[Judgement]):
         operations = {op: tier.operations.get(op, 0) for op in TierOp}
         full = tier.used >= tier.capacity > 0
         reported_at = ledger.at(tier.at)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             key=name,
-            verdict="confirmed",
             pending=age < allowed or share < settings(self.min_share),
             since_ns=ledger.wall(since_ns),
             position=ledger.at(*pinned_at),
             evidence=(
-                Evidence("pinned_blocks", len(tier.pins), "blocks of the tier", position=reported_at),
-                Evidence("pinned_share", round(share, 4), "of the tier", position=reported_at),
-                Evidence("oldest_pin_s", round(age, 1), "s", position=ledger.at(*pinned_at)),
-                Evidence("tier_used", tier.used, "blocks of the tier", position=reported_at),
-                Evidence("tier_capacity", tier.capacity, "blocks of the tier", position=reported_at),
-                Evidence("tier_pins", operations[TierOp.PINNED], "blocks of the tier", position=reported_at),
-                Evidence("tier_unpins", operations[TierOp.UNPINNED], "blocks of the tier", position=reported_at),
-                Evidence("tier_stored", operations[TierOp.STORED], "blocks of the tier", position=reported_at),
-                Evidence("tier_evicted", operations[TierOp.EVICTED], "blocks of the tier", position=reported_at),
-                Evidence(
+                seen("pinned_blocks", len(tier.pins), "blocks of the tier", reported_at),
+                seen("pinned_share", round(share, 4), "of the tier", reported_at),
+                seen("oldest_pin_s", round(age, 1), "s", ledger.at(*pinned_at)),
+                seen("tier_used", tier.used, "blocks of the tier", reported_at),
+                seen("tier_capacity", tier.capacity, "blocks of the tier", reported_at),
+                seen("tier_pins", operations[TierOp.PINNED], "blocks of the tier", reported_at),
+                seen("tier_unpins", operations[TierOp.UNPINNED], "blocks of the tier", reported_at),
+                seen("tier_stored", operations[TierOp.STORED], "blocks of the tier", reported_at),
+                seen("tier_evicted", operations[TierOp.EVICTED], "blocks of the tier", reported_at),
+                seen(
                     "fetches_in_progress",
                     len(fetching),
                     "requests",
-                    position=ledger.at(tier.at, *(r.fetching_at for r in fetching)),
+                    ledger.at(tier.at, *(r.fetching_at for r in fetching)),
                 ),
             ),
             explanation=(
@@ -142,19 +129,7 @@ class ExternalPins(Detector[Judgement]):
                 f" longest for {duration(age)}, although no fetch has lasted that long: the connector did not unpin"
                 f" them when their fetch ended. A pinned block is never evicted. {_tier_effect(tier, full=full)}"
             ),
-            do_now=(
-                "The pool has lost nothing: prompts that the tier can no longer serve are computed instead.",
-                "Restart the process that owns the tier to drop the pins. This also drops its contents.",
-            ),
-            change=(
-                "The connector has a bug on a path that ends a fetch, often an abort before the fetch begins:"
-                " report it, and upgrade (vLLM with LMCache: #35931, #44100).",
-                "Set a time to live for pins or locks if the tier has one (LMCache's server drops read locks then).",
-            ),
-            wont_help=(
-                "A larger tier: it also fills with pinned blocks, only later.",
-                "Resetting the engine's prefix cache: it does not reach the outer tier.",
-            ),
+            case="Pins of a tier",
         )
 
 
@@ -164,10 +139,10 @@ def _pool_pin_evidence(ledger: EngineLedger, late: Mapping[int, int], alone: Seq
     oldest_ns, times = min(late.values()), len(set(late.values()))
     pins, pinned_at = ledger.outside_waits.pins, ledger.at(state.deferrals[PINS].changed_at)
     return (
-        Evidence("blocks_pinned", len(late), "blocks", position=pinned_at),
-        Evidence("blocks_held_by_pins_alone", len(alone), "blocks", position=pinned_at),
-        Evidence("share_of_pool", round(share, 4), "of the pool", position=pinned_at),
-        Evidence("times_pinned", times, "times", position=pinned_at),
-        Evidence("oldest_pin_s", round(received_for_s(ledger, oldest_ns), 1), "s", position=pinned_at),
-        Evidence("pins_dropped", len(pins.ended), "pins", position=pinned_at),
+        seen("blocks_pinned", len(late), "blocks", pinned_at),
+        seen("blocks_held_by_pins_alone", len(alone), "blocks", pinned_at),
+        seen("share_of_pool", round(share, 4), "of the pool", pinned_at),
+        seen("times_pinned", times, "times", pinned_at),
+        seen("oldest_pin_s", round(received_for_s(ledger, oldest_ns), 1), "s", pinned_at),
+        seen("pins_dropped", len(pins.ended), "pins", pinned_at),
     )

@@ -1,8 +1,7 @@
 """leak.finished-held: finished requests keep their blocks.
 
 From the stream: the engine asks its KV connector, and the connector never reports that the blocks were sent. While an
-engine with work does not ask either, its steps have stopped: that is stuck.engine-stalled, and no leak. From metrics
-or a log: monitor/detectors/leak/held_from_samples.py.
+engine with work does not ask either, its steps have stopped: that is stuck.engine-stalled, and no leak.
 """
 
 from __future__ import annotations
@@ -10,47 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.detectors.advice import at_hand
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
-from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE_FOR_GOOD
-from kvscope.monitor.detectors.leak.connector_holds import (
-    KEPT_WONT_HELP,
-    RESTART_ONLY,
-    connector_holds,
-    connector_text,
-    records_of,
-)
-from kvscope.monitor.detectors.leak.deferred_blocks import (
-    HELD_LEASE_SLACK_S,
-    Kept,
-    kept,
-    may_be_first_transfers,
-    oldest_deferral_text,
-    overdue_sends,
-)
-from kvscope.monitor.detectors.leak.held_from_samples import (
-    FULL_POOL,
-    IDLE_FLOOR,
-    LEASE_S,
-    MAX_CONSTANT,
-    MAX_FALL,
-    MAX_RUNNING_LEFT,
-    MIN_CHANGE_FIT,
-    MIN_CHANGES,
-    MIN_LEFT,
-    MIN_RISE,
-    STARVED_S,
-    held_by_samples,
-)
-from kvscope.monitor.detectors.leak.lost_references import MIN_RISES
-from kvscope.monitor.detectors.leak.usage_series import (
-    METRICS_CHANGE,
-    METRICS_DO_NOW,
-    METRICS_MISSING,
-    idle_usage_floors,
-)
-from kvscope.monitor.detectors.outside_pace import (
+from ...base.text import counted, percent
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import Deferral, RequestState
+from ..advice import at_hand, either_kind
+from ..detector import SampleNeed, Settings, StreamDetector, Threshold
+from ..engine_pace import (
     FEWEST_SEEN,
     HELD_GRACE_S,
     MORE_TIME,
@@ -59,28 +23,25 @@ from kvscope.monitor.detectors.outside_pace import (
     UNSEEN_TIMES,
     UNSEEN_TOGETHER_S,
 )
-from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S
-from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import Deferral, RequestState
-from kvscope.monitor.text import clock_time, counted, percent
+from ..judgement import LIVE_REQUEST, Alternative, Evidence, HoldsBlocks, Unless, seen
+from .block_effects import ROOM_IS_GONE_FOR_GOOD
+from .deferred_blocks import (
+    HELD_LEASE_SLACK_S,
+    Kept,
+    connector_holds,
+    connector_text,
+    kept,
+    may_be_first_transfers,
+    oldest_deferral_text,
+    overdue_sends,
+    records_of,
+)
 
 LEASE_FLAGS: Final = {
     "vllm": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=480 with NIXL, or a release since PR #41383, whose leases are renewed",
     "kvscope": "--kv-lease-seconds 480",
 }
-
-
-INSPECT_CONSUMER: Final = (
-    "Inspect the other end of the transfers: a consumer that died or lost them cannot confirm them."
-)
-FINISHED_HELD_DO_NOW: Final = (INSPECT_CONSUMER, RESTART_ONLY)
-UNKNOWN_LEASE_DO_NOW: Final = (
-    INSPECT_CONSUMER,
-    "If the consumer works, wait: it may renew its lease while its own queue is long, and the blocks become free"
-    " afterwards.",
-)
+CONNECTOR_FLAGS: Final = {"vllm": "--kv-transfer-config", "kvscope": "--kv-connector"}
 
 
 def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bool) -> str:
@@ -96,17 +57,12 @@ def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bo
     return ""
 
 
-class FinishedHeld(Detector[HoldsBlocks]):
+class FinishedHeld(StreamDetector[HoldsBlocks]):
     """Blocks that a KV connector keeps for finished requests, and never frees."""
 
     code = "leak.finished-held"
     severity = "error"
     title = "Finished requests keep their blocks"
-    requires = ("stream", "metrics", "log")
-    position = 110
-    sample_need = SampleNeed(
-        3, STARVED_S, "nothing runs while requests wait for room. At idle, where a KV connector may hold blocks, 8 min"
-    )
 
     grace_s = HELD_GRACE_S
     lease_slack_s = HELD_LEASE_SLACK_S
@@ -115,34 +71,47 @@ class FinishedHeld(Detector[HoldsBlocks]):
     unseen_together_s = UNSEEN_TOGETHER_S
     fewest_seen = FEWEST_SEEN
     unproven_share = UNPROVEN_SHARE
-    starved_s = STARVED_S
-    lease_s = LEASE_S
-    min_samples = MIN_CHANGES
-    min_fit = MIN_CHANGE_FIT
-    max_constant = MAX_CONSTANT
-    max_running_left = MAX_RUNNING_LEFT
-    min_left = MIN_LEFT
-    min_rise = MIN_RISE
-    max_fall = MAX_FALL
-    idle_floor = IDLE_FLOOR
-    full_pool = FULL_POOL
+    starved_s = Threshold(
+        60, "s", "twice the 30 s for which NIXL renews a lease: a live consumer has fetched something by then"
+    )
+    lease_s = Threshold(
+        480, "s", "vLLM's default lease of blocks that wait for a consumer, before releases that renew leases"
+    )
+    min_samples = Threshold(
+        6, "samples", "fewer changes follow anything by chance: two large prompts after a quiet spell are enough"
+    )
+    min_fit = Threshold(0.9, "r", "changes of usage follow the prompts admitted meanwhile. Growth by decoding does not")
+    max_constant = Threshold(0.5, "of the rise", "growth by decoding comes in every interval, whatever is taken in")
+    max_running_left = Threshold(
+        0.25, "of the most", "a drain: so few requests are left that the others' blocks must have come back"
+    )
+    min_left = Threshold(4, "requests", "fewer that leave may be fewer than the gauge shows between two samples")
+    min_rise = Threshold(0.2, "of the pool", "a smaller rise is within one request's size")
+    max_fall = Threshold(0.02, "of the pool", "where blocks do come back, a drain lowers usage by more than that")
+    idle_floor = Threshold(0.02, "of the pool", "with nothing running, usage above this is not rounding")
+    full_pool = Threshold(
+        0.9,
+        "of the pool",
+        "below this, requests that wait may wait for something other than blocks, if that is not exposed",
+    )
+    sample_need = SampleNeed(
+        3, starved_s, "nothing runs while requests wait for room. At idle, where a KV connector may hold blocks, 8 min"
+    )
+    alternatives = (
+        LIVE_REQUEST,
+        Alternative("a transfer of normal duration", "the connector's lease, or the pending period, has passed"),
+        Unless("a slow transfer that no lease bounds", "the connector's lease has passed"),
+        Unless("a consumer that renews its lease while its own queue is long", "the leases that the connector shows"),
+    )
+    causes = ROOM_IS_GONE_FOR_GOOD
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
-        """Yield the blocks kept for a connector that is polled and never reports, or the signs in the samples."""
-        if ledger.has_stream:
-            late, pending = overdue_sends(ledger, settings)
-            if late:
-                yield self._from_stream(ledger, settings, late, pending)
-        elif ledger.samples:
-            yield from self._from_samples(ledger, settings)
+        """Yield the blocks kept for a connector that is polled and never reports."""
+        late, pending = overdue_sends(ledger, settings)
+        if late:
+            yield self._held(ledger, settings, late, pending)
 
-    def causes(self) -> Causes[HoldsBlocks]:
-        """Return what it may cause."""
-        return ROOM_IS_GONE_FOR_GOOD
-
-    def _from_stream(
-        self, ledger: EngineLedger, settings: Settings, late: list[Deferral], pending: bool
-    ) -> HoldsBlocks:
+    def _held(self, ledger: EngineLedger, settings: Settings, late: list[Deferral], pending: bool) -> HoldsBlocks:
         state, polled = ledger.state, connector_holds(ledger).polled
         held, at = kept(ledger, late), ledger.at
         first = may_be_first_transfers(ledger, settings, held)
@@ -150,9 +119,8 @@ class FinishedHeld(Detector[HoldsBlocks]):
         unknown_lease = any(deferral.lease_deadline_ns < 0 for deferral in late)
         without_lease = any(deferral.lease_deadline_ns == 0 for deferral in late) and not ledger.description.kv_lease_s
         missing = _missing(state.damaged, polled, unknown_lease, without_lease)
-        return HoldsBlocks(
-            code=self.code,
-            engine=ledger.engine,
+        return self.holding(
+            ledger,
             verdict="cannot-tell" if first else "likely" if missing else "confirmed",
             severity="info" if first else None,
             pending=pending,
@@ -168,92 +136,27 @@ class FinishedHeld(Detector[HoldsBlocks]):
                 f" {connector_text(ledger)} asked to keep its blocks until it had sent them, and never reported"
                 f" completion. {oldest_deferral_text(ledger, held)}"
             ),
-            do_now=UNKNOWN_LEASE_DO_NOW if unknown_lease else FINISHED_HELD_DO_NOW,
-            change=(
-                "Give the connector a lease, so that an unconfirmed transfer ends by itself:"
-                f" {at_hand(ledger, **LEASE_FLAGS)}.",
-                "If you do not need to transfer requests, run without the connector: remove"
-                f" {at_hand(ledger, vllm='--kv-transfer-config', kvscope='--kv-connector')}.",
-            ),
-            wont_help=KEPT_WONT_HELP,
+            case="If the connector shows no lease" if unknown_lease else "",
+            numbers={either_kind(**flags): at_hand(ledger, **flags) for flags in (LEASE_FLAGS, CONNECTOR_FLAGS)},
             missing=MORE_TIME if first else missing,
         )
-
-    def _from_failed_reset(self, ledger: EngineLedger) -> Iterator[HoldsBlocks]:
-        """Yield a judgement from a failed reset of the prefix cache, which reports the blocks in use: an idle engine
-        has none.
-
-        An idle engine stops logging: the line before the warning shows it, and the one soon after it.
-        """
-        warning = ledger.facts.get("blocks_not_freed")
-        if warning is None or warning.at_ns is None or not isinstance(warning.value, int) or not warning.value:
-            return
-        at_ns = warning.at_ns
-        before = [s for s in ledger.samples if s.at_ns is not None and s.at_ns <= at_ns]
-        after = [
-            s for s in ledger.samples if s.at_ns is not None and at_ns < s.at_ns <= at_ns + DEFAULT_INTERVAL_S * 1e9
-        ]
-        if not before or any(sample.running or sample.waiting for sample in (before[-1], *after[:1])):
-            return
-        if before[-1].running is None or before[-1].waiting is None:
-            return
-        yield HoldsBlocks(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
-            since_ns=at_ns,
-            position=warning.position,
-            share_of_pool=None,
-            evidence=(
-                Evidence("blocks_not_freed", warning.value, "blocks", "log", warning.position),
-                Evidence("running", 0, "requests", "log", before[-1].position),
-                Evidence("waiting", 0, "requests", "log", before[-1].position),
-            ),
-            explanation=(
-                f"A reset of the prefix cache failed at {clock_time(at_ns)} because"
-                f" {counted(warning.value, 'block')} were still in use while nothing was running or waiting: no live"
-                " request holds them."
-            ),
-            do_now=METRICS_DO_NOW,
-            change=METRICS_CHANGE,
-            wont_help=("Resetting again: the engine refuses it as long as the blocks are held.",),
-            missing=METRICS_MISSING,
-        )
-
-    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
-        floors_rise = len(idle_usage_floors(ledger)) > settings(MIN_RISES)
-        found = list(held_by_samples(ledger, settings, self.code, self.grace_s, floors_rise=floors_rise))
-        yield from found or self._from_failed_reset(ledger)
 
 
 def _held_evidence(ledger: EngineLedger, held: Kept, records: list[RequestState]) -> tuple[Evidence, ...]:
     state, at, count = ledger.state, ledger.at, len(held.deferrals)
     return (
-        Evidence("requests_held", count, "requests", position=at(*held.kept_at)),
-        Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
-        Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-        Evidence(
-            "oldest_age_s",
-            round(ledger.age_s(held.deferrals[0].since_ns), 1),
-            "s",
-            position=at(held.kept_at[0]),
+        seen("requests_held", count, "requests", at(*held.kept_at)),
+        seen("blocks_held", len(held.blocks), "blocks", at(*held.blocks_at)),
+        seen("share_of_pool", round(held.share, 4), "of the pool", at(*held.blocks_at)),
+        seen("oldest_age_s", round(ledger.age_s(held.deferrals[0].since_ns), 1), "s", at(held.kept_at[0])),
+        seen(
+            "prompt_tokens_held", sum(r.prompt_tokens for r in records), "tokens", at(*(r.arrived_at for r in records))
         ),
-        Evidence(
-            "prompt_tokens_held",
-            sum(r.prompt_tokens for r in records),
-            "tokens",
-            position=at(*(r.arrived_at for r in records)),
-        ),
-        Evidence(
-            "running",
-            sum(r.is_running for r in state.requests.values()),
-            "requests",
-            position=at(state.places.moved),
-        ),
-        Evidence(
+        seen("running", sum(r.is_running for r in state.requests.values()), "requests", at(state.places.moved)),
+        seen(
             "connector_polls",
             state.heartbeat.connector_polls if state.heartbeat else "not heard",
             "polls",
-            position=at(state.places.heartbeat),
+            at(state.places.heartbeat),
         ),
     )

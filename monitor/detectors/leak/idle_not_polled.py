@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.leak.connector_holds import NOT_ASKED_S, connector_holds, connector_text
-from kvscope.monitor.detectors.leak.deferred_blocks import (
+from ...base.text import counted, duration, percent
+from ...ledger.durations import ANOTHER_KIND
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import Deferral
+from ..detector import Settings, StreamDetector, Threshold
+from ..engine_pace import MORE_TIME
+from ..judgement import LIVE_REQUEST, Alternative, Evidence, Judgement, seen
+from .deferred_blocks import (
+    NOT_ASKED_S,
     Kept,
+    connector_holds,
+    connector_text,
     kept,
     may_be_first_transfers,
     oldest_deferral_text,
@@ -20,33 +27,18 @@ from kvscope.monitor.detectors.leak.deferred_blocks import (
     received_for_s,
     send_limit,
 )
-from kvscope.monitor.detectors.outside_pace import MORE_TIME
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.outside_waits import ANOTHER_KIND
-from kvscope.monitor.state.records import Deferral
-from kvscope.monitor.text import counted, duration, percent
 
 TRANSFER_END: Final = "the connector's own record of the transfers: one that still sends looks the same"
 MOST_CHANCE: Final = 1 / (1 + ANOTHER_KIND)
 """The chance that one which counts had ended after the sleep, at the most."""
-SEND_A_REQUEST: Final = (
-    "Send the engine any one-token request: while it runs, the engine polls its connector and frees the blocks.",
-)
-KEEP_IT_AWAKE: Final = (
-    "Keep the engine from going idle: send a request with max_tokens 1 every few seconds (a vLLM prefill instance"
-    " sleeps without requests, #41180).",
-)
 
 
-class IdleNotPolled(Detector[Judgement]):
+class IdleNotPolled(StreamDetector[Judgement]):
     """Blocks kept because an idle engine does not ask its connector."""
 
     code = "leak.idle-not-polled"
     severity = "warning"
     title = "An idle engine does not poll its KV connector"
-    requires = ("stream",)
-    position = 120
 
     grace_s = Threshold(
         10, "s", "an idle engine polls its connector many times a second, and heartbeats report it once a second"
@@ -61,11 +53,16 @@ class IdleNotPolled(Detector[Judgement]):
     remember_s = Threshold(
         600, "s", "an engine falls asleep again after each request, which come minutes apart at night"
     )
+    alternatives = (
+        LIVE_REQUEST,
+        Alternative(
+            "a transfer that is still running",
+            "the engine has not polled its connector since, or was told of the end as soon as it did",
+        ),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what the connector keeps while the engine is idle and does not ask, or else kept as it woke."""
-        if not ledger.has_stream:
-            return
         now, holds = list[Judgement](), connector_holds(ledger)
         if holds.idle:
             held = {deferral.request for deferral in self._held_before(ledger, settings, holds.sending)}
@@ -97,9 +94,8 @@ class IdleNotPolled(Detector[Judgement]):
         over = all(0 < deferral.lease_deadline_ns < state.heartbeat.at_ns for deferral in held.deferrals)
         first = may_be_first_transfers(ledger, settings, held)
         missing = MORE_TIME if first else "the lost events" if state.damaged else "" if over else TRANSFER_END
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             verdict="cannot-tell" if first else "likely" if missing else "confirmed",
             severity="info" if first else None,
             pending=pending,
@@ -113,14 +109,6 @@ class IdleNotPolled(Detector[Judgement]):
                 f" {counted(count, 'finished request')} {'keeps' if count == 1 else 'keep'}"
                 f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). The transfers may have"
                 f" completed, but the engine does not ask. {oldest_deferral_text(ledger, held)}"
-            ),
-            do_now=SEND_A_REQUEST,
-            change=KEEP_IT_AWAKE,
-            wont_help=(
-                "Waiting: nothing changes until a request arrives.",
-                "Inspecting the consumer: the engine does not read its confirmations.",
-                "A lease: the engine checks it only when it wakes.",
-                "Resetting the prefix cache: it fails while these blocks are referenced.",
             ),
             missing=missing,
         )
@@ -144,33 +132,26 @@ class IdleNotPolled(Detector[Judgement]):
         for one in late:
             kept_then[one.at] += one.sent.blocks
         most_at, most = max(kept_then.items(), key=lambda item: item[1])
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
+        yield self.finding(
+            ledger,
             since_ns=ledger.wall(first.slept_since_ns),
             position=at(first.at),
             requests=requests,
             blocks=(),
             evidence=(
-                Evidence("requests_reported_late", len(requests), "requests", position=at(late[-1].at)),
-                Evidence("sleeps", sleeps, "sleeps", position=at(late[-1].at)),
-                Evidence("longest_sleep_s", round(longest.slept_s, 1), "s", position=at(longest.at)),
-                Evidence("most_blocks_held", most, "blocks", position=at(most_at)),
-                Evidence("most_share_of_pool", round(most / usable, 4), "of the pool", position=at(most_at)),
+                seen("requests_reported_late", len(requests), "requests", at(late[-1].at)),
+                seen("sleeps", sleeps, "sleeps", at(late[-1].at)),
+                seen("longest_sleep_s", round(longest.slept_s, 1), "s", at(longest.at)),
+                seen("most_blocks_held", most, "blocks", at(most_at)),
+                seen("most_share_of_pool", round(most / usable, 4), "of the pool", at(most_at)),
             ),
             explanation=(
-                f"The idle engine slept with kept blocks {sleeps} times, for up to"
-                f" {duration(longest.slept_s)}, and did not poll {connector_text(ledger)}. When a request woke it, the"
-                f" connector reported {counted(len(requests), 'transfer')} at once. These kept up to"
-                f" {counted(most, 'block')} ({percent(most / usable)} of the pool) through a sleep."
+                f"The idle engine slept with kept blocks {sleeps} times, for up to {duration(longest.slept_s)}, and did"
+                f" not poll {connector_text(ledger)}. When a request woke it, the connector reported"
+                f" {counted(len(requests), 'transfer')} at once. These kept up to {counted(most, 'block')}"
+                f" ({percent(most / usable)} of the pool) through a sleep."
             ),
-            do_now=SEND_A_REQUEST,
-            change=KEEP_IT_AWAKE,
-            wont_help=(
-                "Inspecting the consumer: the engine does not read its confirmations.",
-                "A lease: the engine checks it only when it wakes.",
-            ),
+            case="When it has work again",
             missing=TRANSFER_END if not ledger.state.damaged else "the lost events",
         )
 
@@ -179,11 +160,11 @@ def _unpolled_evidence(ledger: EngineLedger, held: Kept, unpolled: float) -> tup
     state, at = ledger.state, ledger.at
     assert state.heartbeat is not None
     return (
-        Evidence("requests_held", len(held.deferrals), "requests", position=at(*held.kept_at)),
-        Evidence("blocks_held", len(held.blocks), "blocks", position=at(*held.blocks_at)),
-        Evidence("share_of_pool", round(held.share, 4), "of the pool", position=at(*held.blocks_at)),
-        Evidence("since_last_poll_s", round(unpolled, 1), "s", position=at(ledger.beats.polled_at)),
-        Evidence("connector_polls", state.heartbeat.connector_polls, "polls", position=at(state.places.heartbeat)),
-        Evidence("running", 0, "requests", position=at(state.places.moved)),
-        Evidence("waiting", 0, "requests", position=at(state.places.moved)),
+        seen("requests_held", len(held.deferrals), "requests", at(*held.kept_at)),
+        seen("blocks_held", len(held.blocks), "blocks", at(*held.blocks_at)),
+        seen("share_of_pool", round(held.share, 4), "of the pool", at(*held.blocks_at)),
+        seen("since_last_poll_s", round(unpolled, 1), "s", at(ledger.beats.polled_at)),
+        seen("connector_polls", state.heartbeat.connector_polls, "polls", at(state.places.heartbeat)),
+        seen("running", 0, "requests", at(state.places.moved)),
+        seen("waiting", 0, "requests", at(state.places.moved)),
     )

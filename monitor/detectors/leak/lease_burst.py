@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Holder
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import UNKNOWN_POSITION, LapsedLease
-from kvscope.monitor.text import counted, duration, percent
+from ...base.text import counted, duration, percent
+from ...contract.kinds import Holder
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import UNKNOWN_POSITION, LapsedLease
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Alternative, Judgement, seen
 
 
 class LapseBurst(NamedTuple):
@@ -45,21 +44,15 @@ def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst
 
 HALF_A_LEASE: Final = 0.5
 EITHER_END: Final = "whether the lease or the consumer ended each: the engine reports both in the same way"
-LEASE_BURST_DO_NOW: Final = (
-    "Inspect the consumers: each expired lease is a request that no consumer fetched or confirmed. Its client still"
-    " waits, or it was computed twice.",
-    "Do not restart: the blocks become free as the leases expire.",
-)
 
 
-class LeaseBurst(Detector[Judgement]):
+class LeaseBurst(StreamDetector[Judgement]):
     """Blocks that only the end of a lease brought back."""
 
     code = "leak.lease-burst"
     severity = "warning"
     title = "Blocks become free only when their leases expire"
-    requires = ("stream",)
-    position = 130
+    recurs = True
 
     min_requests = Threshold(3, "requests", "one or two are clients that disconnected between the two engines")
     min_share = Threshold(
@@ -69,14 +62,15 @@ class LeaseBurst(Detector[Judgement]):
     remember_s = Threshold(
         600, "s", "leases last up to minutes, and two that expire minutes apart belong to the same incident"
     )
+    alternatives = (
+        Alternative(
+            "one client that disconnected, with few blocks",
+            "the leases of several requests expired, or they kept much of the pool",
+        ),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what leases, and they alone, have ended recently."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield recent leases that only their expiry ended."""
         lapses = self._recent_lapses(ledger, settings)
         requests = tuple(dict.fromkeys(lapse.id for lapse in lapses))
         if not self._matters(ledger, settings, lapses):
@@ -90,46 +84,28 @@ class LeaseBurst(Detector[Judgement]):
         burst = _largest_burst(lapses, settings(self.burst_s))
         under_lease = [d for d in state.deferrals.values() if d.holder == Holder.CONNECTOR and d.lease_deadline_ns > 0]
         leased = len(under_lease)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed" if proven else "likely",
+        yield self.finding(
+            ledger,
             severity="info" if len(requests) < settings(self.min_requests) else None,
             since_ns=ledger.wall(lapses[0].since_ns),
             position=at(lapses[0].at),
             requests=requests,
             blocks=tuple(blocks),
             evidence=(
-                Evidence("leases_expired", len(requests), "leases", position=at(lapses[-1].at)),
-                Evidence("blocks_under_expired_leases", len(blocks), "blocks", position=at(lapses[-1].at)),
-                Evidence("lease_s", round(lease, 1), "s", position=at(longest.at)),
-                Evidence("largest_burst", burst.blocks, "blocks", position=at(burst.at)),
-                Evidence("largest_burst_share", round(burst.blocks / usable, 4), "of the pool", position=at(burst.at)),
-                Evidence(
-                    "requests_under_lease",
-                    leased,
-                    "requests",
-                    position=at(lapses[-1].at, *(d.changed_at for d in under_lease)),
+                seen("leases_expired", len(requests), "leases", at(lapses[-1].at)),
+                seen("blocks_under_expired_leases", len(blocks), "blocks", at(lapses[-1].at)),
+                seen("lease_s", round(lease, 1), "s", at(longest.at)),
+                seen("largest_burst", burst.blocks, "blocks", at(burst.at)),
+                seen("largest_burst_share", round(burst.blocks / usable, 4), "of the pool", at(burst.at)),
+                seen(
+                    "requests_under_lease", leased, "requests", at(lapses[-1].at, *(d.changed_at for d in under_lease))
                 ),
             ),
             explanation=(
-                f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until their"
-                f" leases of {duration(lease)} expired, because no consumer confirmed the transfers. At most"
-                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) became free at"
-                f" once. {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under a lease"
-                " now."
-            ),
-            do_now=LEASE_BURST_DO_NOW,
-            change=(
-                "Shorten the lease to what the slowest fetch needs. vLLM with NIXL: kv_lease_duration in"
-                " kv_connector_extra_config (30 s), or VLLM_NIXL_ABORT_REQUEST_TIMEOUT in releases before leases"
-                " are renewed (480 s); with Mooncake: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; kvscope's engine:"
-                " --kv-lease-seconds.",
-                "Let the router notify the producer when a client disconnects, so that it need not wait for the lease.",
-            ),
-            wont_help=(
-                "Lowering max_num_seqs or the load: live requests do not hold these blocks.",
-                "A longer lease: it keeps unused blocks for longer.",
+                f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until their leases"
+                f" of {duration(lease)} expired, because no consumer confirmed the transfers. At most"
+                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) became free at once."
+                f" {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under a lease now."
             ),
             missing="" if proven else EITHER_END,
         )

@@ -4,6 +4,9 @@ leak.unaccounted: a free was skipped, the request has ended, and what it had is 
 forgets something, requests end well but for a block or two, and each drain to idle leaves more of these in use than the
 one before. A block or two do no harm, but a trend does: until the floor has risen some times they are leak.unaccounted
 too. An audit since then confirms either.
+
+`leaked_blocks` adds what a connector keeps for too long: no living request holds these blocks, and none of their
+holders is expected to free them. What may be the first transfers of an engine, and slow, is not among them.
 """
 
 from __future__ import annotations
@@ -11,16 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import RequestState
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import RequestState
+from ..detector import Settings, Threshold
+from .deferred_blocks import kept, may_be_first_transfers, overdue_sends
 
 MIN_RISES: Final = Threshold(
     3, "drains", "a floor that is higher than the last three times over, and never lower, is not left by chance"
 )
 """A threshold of leak.rising-floor. Anything short of a trend is leak.unaccounted."""
-
-
 UNACCOUNTED_GRACE_S: Final = Threshold(
     2, "s", "a free may be reported in the batch after the one that ended its request"
 )
@@ -97,18 +99,21 @@ def audited_since(ledger: EngineLedger, since_ns: int) -> bool:
     return bool(state.audited_ns) and ledger.wall(state.audited_ns) >= since_ns and not state.damaged
 
 
-LOST_RESTART = "Drain this engine before the pool is full, then restart it: only a restart frees the blocks."
-
-
-KEEP_HISTORY = (
-    "Keep the history of one of these blocks (monitor explain block ID): it shows the code path that leaked it."
-)
-
-
-LOST_WONT_HELP = (
-    "Lowering the load or max_num_seqs: no live request holds these blocks.",
-    "Resetting the prefix cache: a block with a reference count above 0 never enters the free queue.",
-)
-
-
 NO_AUDIT_SINCE = "an audit of the engine's own reference counts since then (the next one runs by itself)"
+
+
+class LeakedBlocks(NamedTuple):
+    """The blocks, and whether nothing but a defect frees them: a connector that shows no lease may yet."""
+
+    blocks: frozenset[int]
+    for_good: bool
+
+
+def leaked_blocks(ledger: EngineLedger, settings: Settings) -> LeakedBlocks:
+    """Return the blocks that no owner explains, and those that a connector keeps for too long."""
+    late, pending = overdue_sends(ledger, settings)
+    pending = pending or may_be_first_transfers(ledger, settings, kept(ledger, late))
+    sending: set[int] = set() if pending else set().union(*(deferral.blocks for deferral in late))
+    since, grace = ledger.state.since, settings(UNACCOUNTED_GRACE_S)
+    lost = [block for block in ledger.state.unaccounted() if ledger.age_s(since[block]) >= grace]
+    return LeakedBlocks(frozenset(sending.union(lost)), not sending)

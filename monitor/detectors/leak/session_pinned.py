@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, HoldsBlocks
-from kvscope.monitor.detectors.leak.block_effects import ROOM_IS_GONE
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Holder, Status
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import counted, duration, percent
+from ...base.text import counted, duration, percent
+from ...contract.kinds import Holder, Status
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Alternative, HoldsBlocks, seen
+from .block_effects import ROOM_IS_GONE
 
 
 class IdleSession(NamedTuple):
@@ -38,29 +37,20 @@ def _sessions_of(ledger: EngineLedger) -> Iterator[IdleSession]:
 _STREAMING = int(Status.WAITING_FOR_STREAMING_REQ)  # as a plain number: this is compared with every request's
 
 
-class SessionPinned(Detector[HoldsBlocks]):
+class SessionPinned(StreamDetector[HoldsBlocks]):
     """Blocks of sessions that wait for their next input for too long."""
 
     code = "leak.session-pinned"
     severity = "warning"
     title = "Idle sessions keep their blocks"
-    requires = ("stream",)
-    position = 150
 
     idle_s = Threshold(300, "s", "people stop to think or to read, for minutes")
     min_share = Threshold(0.05, "of the pool", "less is not what others wait for")
+    alternatives = (Alternative("a session in use", "no input for longer than the allowed idle time"),)
+    causes = ROOM_IS_GONE
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the sessions that have been idle for too long."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-
-    def causes(self) -> Causes[HoldsBlocks]:
-        """Return what it may cause."""
-        return ROOM_IS_GONE
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
-        """Sessions that have been idle for too long."""
         state, at = ledger.state, ledger.at
         idle_s = settings(self.idle_s)
         idle = sorted(
@@ -75,10 +65,8 @@ class SessionPinned(Detector[HoldsBlocks]):
         share = len(blocks) / (state.total - state.reserved)
         oldest = ledger.age_s(idle[0].since_ns)
         many = len(idle) != 1
-        yield HoldsBlocks(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+        yield self.holding(
+            ledger,
             # Few blocks in a session are what sessions are for, and after a loss an earlier one may have gone on.
             pending=not certain or share < settings(self.min_share),
             since_ns=ledger.wall(idle[0].since_ns),
@@ -87,35 +75,16 @@ class SessionPinned(Detector[HoldsBlocks]):
             blocks=tuple(blocks),
             share_of_pool=round(share, 4),
             evidence=(
-                Evidence("idle_sessions", len(idle), "sessions", position=at(*(session.since_at for session in idle))),
-                Evidence("blocks_held", len(blocks), "blocks", position=at(*(session.blocks_at for session in idle))),
-                Evidence(
-                    "share_of_pool",
-                    round(share, 4),
-                    "of the pool",
-                    position=at(*(session.blocks_at for session in idle)),
-                ),
-                Evidence("longest_idle_s", round(oldest, 1), "s", position=at(idle[0].since_at)),
+                seen("idle_sessions", len(idle), "sessions", at(*(session.since_at for session in idle))),
+                seen("blocks_held", len(blocks), "blocks", at(*(session.blocks_at for session in idle))),
+                seen("share_of_pool", round(share, 4), "of the pool", at(*(session.blocks_at for session in idle))),
+                seen("longest_idle_s", round(oldest, 1), "s", at(idle[0].since_at)),
             ),
             explanation=(
-                f"{counted(len(idle), 'session')} {'wait' if many else 'waits'} for {'their' if many else 'its'}"
-                f" next input and {'keep' if many else 'keeps'} {counted(len(blocks), 'block')} ({percent(share)} of"
-                f" the pool) meanwhile. {'The quietest' if many else 'It'} ({idle[0].id}) has had no input for"
+                f"{counted(len(idle), 'session')} {'wait' if many else 'waits'} for {'their' if many else 'its'} next"
+                f" input and {'keep' if many else 'keeps'} {counted(len(blocks), 'block')} ({percent(share)} of the"
+                f" pool) meanwhile. {'The quietest' if many else 'It'} ({idle[0].id}) has had no input for"
                 f" {duration(oldest)}. The engine cannot evict a session's blocks."
-            ),
-            do_now=(
-                "Close finished sessions (vLLM: end the streaming input, or abort its request; SGLang: POST"
-                " /close_session).",
-            ),
-            change=(
-                "Give sessions a time-out: in the client, or in the server if it has one (SGLang: timeout in"
-                " /open_session).",
-                "Or keep sessions in the prefix cache, where the engine can evict them (SGLang:"
-                " --enable-session-radix-cache in place of --enable-streaming-session).",
-            ),
-            wont_help=(
-                "Lowering max_num_seqs: waiting sessions are not running.",
-                "Resetting the prefix cache: the session still references its blocks.",
             ),
             missing="the lost events" if state.damaged else "",
         )

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from kvscope.monitor.detectors.judgement import Evidence
-from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s, prompt_tokens_until, spaced
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.idle_floors import Floor, IdleFloors
+from ...contract.samples import Sample
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.pool_forecast import Floor, IdleFloors
+from ..judgement import Evidence
+from ..sample_math import DEFAULT_INTERVAL_S, apart_s, prompt_tokens_until, spaced
 
 PRODUCER_ROLES: Final = ("kv_producer", "prefill")
 CONSUMER_ROLES: Final = ("kv_consumer", "decode")
@@ -46,23 +46,9 @@ class ChangeFit(NamedTuple):
     """Rises of usage, the largest first, in shares of the pool."""
 
 
-METRICS_DO_NOW = (
-    "Drain this engine before the pool is full, then restart it: only a restart frees the blocks.",
-    "Check its command for a KV connector or disaggregated serving: a transfer that never reports completion keeps"
-    " a finished request's blocks.",
-)
-
-
-METRICS_CHANGE = (
-    "Give the connector a lease (vLLM with NIXL: VLLM_NIXL_ABORT_REQUEST_TIMEOUT, or a release since PR #41383,"
-    " whose leases are renewed), or run without one if you do not need to transfer requests (remove"
-    " --kv-transfer-config).",
-)
-
-
 METRICS_MISSING = (
-    "attach the event stream (monitor doctor tcp://HOST:5757). It shows which request owns each block and whether"
-    " its free was deferred, which also rules out leak.unaccounted."
+    "attach the event stream (monitor doctor tcp://HOST:5757). It shows which request owns each block and whether its"
+    " free was deferred, which also rules out leak.unaccounted."
 )
 
 

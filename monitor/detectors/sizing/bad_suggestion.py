@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.sizing.memory_figures import MemoryFigures, memory_figures, size_text
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ...ledger.engine_ledger import EngineLedger
+from ..advice import NAMED_SIZE
+from ..detector import Detector, Settings
+from ..judgement import Evidence, Judgement
+from .memory_figures import MemoryFigures, memory_figures, size_text
 
 
 class BadSuggestion(Detector[Judgement]):
@@ -18,7 +18,6 @@ class BadSuggestion(Detector[Judgement]):
     severity = "warning"
     title = "The engine's suggested pool size is wrong"
     requires = ("stream", "log", "report")
-    position = 650
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the advice that does not add up."""
@@ -34,10 +33,8 @@ class BadSuggestion(Detector[Judgement]):
         ):
             return
         off = breakdown.right - breakdown.advised
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed" if breakdown.source == "log" else "likely",
+        yield self.finding(
+            ledger,
             position=breakdown.position,
             evidence=(
                 Evidence("suggested_kv_cache", breakdown.advised, "bytes", breakdown.source, breakdown.position),
@@ -51,8 +48,6 @@ class BadSuggestion(Detector[Judgement]):
                 f" {size_text(breakdown.right)}. The difference of {size_text(off)} matches graphs of"
                 f" {size_text(breakdown.graphs)} that it subtracts twice."
             ),
-            do_now=("Ignore the suggestion.",),
-            change=(f"To set a size, use --kv-cache-memory-bytes {breakdown.right}.",),
-            wont_help=("Restarting: the engine computes the suggestion the same way (vLLM 0.27 to 0.33, #57936).",),
+            numbers={NAMED_SIZE: f"--kv-cache-memory-bytes {breakdown.right}"},
             missing="" if breakdown.source == "log" else "the requested share: the log's memory breakdown has it",
         )

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import LOST_EVENTS
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import counted, percent
+from ...base.text import counted, percent
+from ...contract.kinds import Cause
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Alternative, Judgement, seen
+from ..preemptions import LOST_EVENTS
 
 
-class BlockInflated(Detector[Judgement]):
+class BlockInflated(StreamDetector[Judgement]):
     """Blocks that are too large for the requests in them."""
 
     code = "sizing.block-inflated"
     severity = "warning"
     title = "Blocks are so large that they stay mostly empty"
-    requires = ("stream",)
-    position = 610
 
     min_block = Threshold(256, "tokens", "blocks that are chosen, not made to fit other layers, are smaller")
     min_requests = Threshold(4, "requests", "fewer do not represent the load")
@@ -31,13 +28,10 @@ class BlockInflated(Detector[Judgement]):
     max_filled = Threshold(
         0.5, "of the reserved", "the last block of each request is half empty on average, the others are full"
     )
+    alternatives = (Alternative("short requests by chance", "the mean over all requests"),)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield how little of the held blocks is filled."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         state = ledger.state
         if state.block_size < settings(self.min_block):
             return
@@ -53,46 +47,32 @@ class BlockInflated(Detector[Judgement]):
         usable = max(1, state.total - state.reserved)
         if taken < settings(self.min_usage) * usable or held > settings(self.max_filled) * reserved:
             return  # where others hold the pool, the size of these blocks is not why it is full
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+        yield self.finding(
+            ledger,
             severity=None if ledger.waiting_by_cause()[Cause.KV_BLOCKS] else "info",
             since_ns=ledger.wall(min(record.admitted_ns for record in holders)),
             position=ledger.at(min(holders, key=lambda record: record.admitted_ns).since_at),
             requests=tuple(record.id for record in holders),
             evidence=(
-                Evidence("block_size", state.block_size, "tokens", position=ledger.at(state.places.started)),
-                Evidence("kv_groups", groups, "groups", position=ledger.at(state.places.started)),
-                Evidence("requests_holding", len(holders), "requests", position=ledger.at(state.places.moved)),
-                Evidence("blocks_held", blocks, "blocks", position=ledger.at(state.places.pool)),
-                Evidence("tokens_reserved", reserved, "tokens", position=ledger.at(state.places.pool)),
-                Evidence("tokens_in_blocks", held, "tokens", position=ledger.at(state.places.progressed)),
-                Evidence(
+                seen("block_size", state.block_size, "tokens", ledger.at(state.places.started)),
+                seen("kv_groups", groups, "groups", ledger.at(state.places.started)),
+                seen("requests_holding", len(holders), "requests", ledger.at(state.places.moved)),
+                seen("blocks_held", blocks, "blocks", ledger.at(state.places.pool)),
+                seen("tokens_reserved", reserved, "tokens", ledger.at(state.places.pool)),
+                seen("tokens_in_blocks", held, "tokens", ledger.at(state.places.progressed)),
+                seen(
                     "share_filled",
                     round(held / reserved, 4),
                     "of the reserved",
-                    position=ledger.at(state.places.pool, state.places.progressed),
+                    ledger.at(state.places.pool, state.places.progressed),
                 ),
-                Evidence(
-                    "share_of_pool", round(taken / usable, 4), "of the pool", position=ledger.at(state.places.pool)
-                ),
+                seen("share_of_pool", round(taken / usable, 4), "of the pool", ledger.at(state.places.pool)),
             ),
             explanation=(
                 f"A block is {state.block_size:,} tokens, and the {len(holders)} running requests fill"
                 f" {percent(held / reserved)} of the {counted(blocks, 'block')} that they hold,"
                 f" {percent(taken / usable)} of the pool: most of that space is empty. On a hybrid model, an attention"
                 " block is as large as the state of the other layers."
-            ),
-            do_now=("Nothing to repair: fewer short requests fit at once than the pool's size in tokens suggests.",),
-            change=(
-                "Shrink the state of the other layers, which sets the block size (vLLM: --mamba-cache-dtype,"
-                " --mamba-ssm-cache-dtype), or use a release that separates them.",
-                "Plan by blocks, not by tokens: each request costs at least one block of each group.",
-            ),
-            wont_help=(
-                "A smaller --block-size: the engine raises it again at startup for such a model.",
-                "Prefix caching: a prompt shorter than a block never hits.",
             ),
             missing=LOST_EVENTS if state.damaged else "",
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.analysis.memory_breakdown import HEADROOM
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.sizing.memory_figures import MEBIBYTE, MemoryFigures, memory_figures, size_text
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.memory_breakdown import HEADROOM
+from ..advice import NAMED_SIZE
+from ..detector import Detector, Settings, Threshold
+from ..judgement import Evidence, Judgement
+from .memory_figures import MEBIBYTE, MemoryFigures, memory_figures, size_text
 
 
 class KvTooLarge(Detector[Judgement]):
@@ -19,7 +19,6 @@ class KvTooLarge(Detector[Judgement]):
     severity = "warning"
     title = "The pool leaves hardly any memory free besides the graphs"
     requires = ("stream", "log", "report")
-    position = 630
 
     min_free_mib = Threshold(150, "MiB", "engines keep so much free in what they advise, for what grows with requests")
 
@@ -34,10 +33,8 @@ class KvTooLarge(Detector[Judgement]):
         if over <= breakdown.slack or breakdown.device_free >= settings(self.min_free_mib) * MEBIBYTE:
             return
         smaller = max(breakdown.kv_pool - over - HEADROOM, 0)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed" if breakdown.source == "stream" else "likely",
+        yield self.finding(
+            ledger,
             position=breakdown.position,
             evidence=(
                 Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
@@ -51,13 +48,6 @@ class KvTooLarge(Detector[Judgement]):
                 f" {size_text(breakdown.graphs)}: {size_text(breakdown.device_free)} of"
                 f" {size_text(breakdown.device_total)} are free, and the next larger step may run out of memory."
             ),
-            do_now=("Leave it running, but do not raise the load or start anything else on this device.",),
-            change=(
-                f"Start with --kv-cache-memory-bytes {smaller}, which leaves room for the graphs and 150 MiB, or lower"
-                " --gpu-memory-utilization.",
-                "Let the engine estimate its graphs before it sizes the pool (vLLM: on by default since 0.21;"
-                " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 since 0.18), or disable graphs (--enforce-eager).",
-            ),
-            wont_help=("Lowering --max-num-seqs alone: the pool then takes the memory that this saves.",),
+            numbers={NAMED_SIZE: f"--kv-cache-memory-bytes {smaller}"},
             missing="" if breakdown.source == "stream" else "the device's free memory now: the log covers only startup",
         )

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.engine_pace import pace_s
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemption_counts import (
+from ...base.text import clock_time, counted, percent
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import Preemption
+from ..detector import FromMetrics, Settings, StreamDetector, Threshold
+from ..engine_pace import pace_s
+from ..judgement import Alternative, Evidence, Judgement, seen
+from ..preemptions import (
     COUNT_WINDOW_S,
     COUNTED_NEED,
     FULL_AT,
+    LOST_EVENTS,
     MIN_COUNTED,
-    CountedPreemptions,
     counted_preemptions,
+    point_at,
+    preempted_names,
+    recent_preemptions,
 )
-from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import Preemption
-from kvscope.monitor.text import clock_time, counted, percent
 
 
-class KvTooSmall(Detector[Judgement]):
+class KvTooSmall(StreamDetector[Judgement]):
     """A pool that holds fewer requests than may run."""
 
     code = "sizing.kv-too-small"
     severity = "warning"
     title = "The pool holds fewer requests than may run, so requests are preempted"
-    requires = ("stream", "metrics")
-    position = 600
+    counts_events = True
+    settles_s = 120.0  # a pool does not become large enough in a minute in which preemptions cost less
     sample_need = COUNTED_NEED
 
     window_s = Threshold(60, "s", "what it costs now counts")
@@ -46,17 +47,15 @@ class KvTooSmall(Detector[Judgement]):
     min_per_request = Threshold(
         0.3, "for each request", "where only the counter is known: at such a rate a tenth of the work is done again"
     )
+    alternatives = (
+        Alternative("a leak that fills the pool", "no finding about blocks that do not return"),
+        Alternative("a few long requests", "the number of preemptions, and the recomputed work"),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what preemptions for want of blocks cost."""
-        if ledger.has_stream and ledger.preempted:
-            yield from self._from_stream(ledger, settings)
-        elif not ledger.has_stream:
-            counts = counted_preemptions(ledger, settings)
-            if counts is not None and counts.per_request >= settings(self.min_per_request):
-                yield _by_counters(ledger, counts)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        if not ledger.preempted:
+            return
         state, described = ledger.state, ledger.description
         if not (described.max_model_len and described.max_num_seqs and state.block_size):
             return
@@ -81,10 +80,8 @@ class KvTooSmall(Detector[Judgement]):
         if again < settings(self.min_share) * lost:  # the prefix cache gives nearly all of it back, at no cost
             return
         began = ledger.wall(recent[0].at_ns)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if state.damaged else "confirmed",
+        yield self.finding(
+            ledger,
             pending=ledger.now_ns - began < over_s * 1e9,
             since_ns=began,
             position=ledger.at(recent[0].at),
@@ -93,37 +90,12 @@ class KvTooSmall(Detector[Judgement]):
             explanation=(
                 f"{_holds_text(ledger, concurrency)}, and up to {described.max_num_seqs} may run. Since"
                 f" {clock_time(began)}, {counted(len(recent), 'preemption')} freed blocks for other requests, and"
-                f" {counted(again, 'token')} had to be recomputed, {percent(min(again / max(computed, 1), 1))} of"
-                " all computed tokens."
+                f" {counted(again, 'token')} had to be recomputed, {percent(min(again / max(computed, 1), 1))} of all"
+                " computed tokens."
             ),
-            do_now=("Send this engine fewer requests at once: requests that do not fit together are computed twice.",),
             change=_pool_change(ledger, concurrency),
-            wont_help=("Restarting: the pool has its configured size, and none of it is lost.",),
             missing=LOST_EVENTS if state.damaged else "",
         )
-
-
-def _by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
-    return Judgement(
-        code=KvTooSmall.code,
-        engine=ledger.engine,
-        verdict="likely",
-        since_ns=counts.first.at_ns or 0,
-        position=counts.first.position,
-        evidence=counts.evidence(),
-        explanation=(
-            f"{counts.text()} The pool holds fewer requests than the engine admits, and it recomputes the preempted"
-            " ones."
-        ),
-        do_now=("Send this engine fewer requests at once: requests that do not fit together are computed twice.",),
-        change=(
-            "Lower --max-num-seqs to about the number of requests that ran while the counter did not move.",
-            "Enlarge the pool: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, or more devices.",
-        ),
-        wont_help=("Restarting: the pool has its configured size, and none of it is lost.",),
-        missing="the recomputed tokens, and whether a leak fills the pool: attach the event stream (monitor doctor"
-        " tcp://HOST:5757)",
-    )
 
 
 def _holds_text(ledger: EngineLedger, concurrency: float | None) -> str:
@@ -152,8 +124,8 @@ def _pool_change(ledger: EngineLedger, concurrency: float | None) -> tuple[str, 
             shorter,
         )
     return (
-        f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits at any request length, or to what"
-        " your own lengths allow.",
+        f"Lower --max-num-seqs to {max(1, int(concurrency))}, which fits at any request length, or to what your own"
+        " lengths allow.",
         "Enlarge the pool: a higher --gpu-memory-utilization"
         + (
             f", or --kv-cache-memory-bytes {bytes_wanted} ({wanted:,} blocks) for all of them at full length."
@@ -173,17 +145,39 @@ def _pool_evidence(
         ()
         if concurrency is None
         else (
-            Evidence("full_length_concurrency", round(concurrency, 2), "requests", position=started_at),
-            Evidence("full_length_blocks", _full_length_blocks(ledger), "blocks", position=started_at),
+            seen("full_length_concurrency", round(concurrency, 2), "requests", started_at),
+            seen("full_length_blocks", _full_length_blocks(ledger), "blocks", started_at),
         )
     )
     return (
         *by_length,
-        Evidence("max_num_seqs", described.max_num_seqs, "requests", position=started_at),
-        Evidence("max_model_len", described.max_model_len, "tokens", position=started_at),
-        Evidence("pool_blocks", usable, "blocks", position=started_at),
-        Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
-        Evidence("tokens_lost", sum(one.tokens_lost for one in recent), "tokens", position=ledger.at(recent[-1].at)),
-        Evidence("tokens_recomputed", again, "tokens", position=ledger.at(state.places.moved)),
-        Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
+        seen("max_num_seqs", described.max_num_seqs, "requests", started_at),
+        seen("max_model_len", described.max_model_len, "tokens", started_at),
+        seen("pool_blocks", usable, "blocks", started_at),
+        seen("preemptions", len(recent), "preemptions", ledger.at(recent[-1].at)),
+        seen("tokens_lost", sum(one.tokens_lost for one in recent), "tokens", ledger.at(recent[-1].at)),
+        seen("tokens_recomputed", again, "tokens", ledger.at(state.places.moved)),
+        seen("tokens_computed", computed, "tokens", ledger.at(state.places.progressed)),
     )
+
+
+class KvTooSmallFromMetrics(FromMetrics, KvTooSmall):
+    """Preemptions by the engine's own counter, some for each request."""
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the counts of the last window."""
+        counts = counted_preemptions(ledger, settings)
+        if counts is None or counts.per_request < settings(self.min_per_request):
+            return
+        yield self.finding(
+            ledger,
+            since_ns=counts.first.at_ns or 0,
+            position=counts.first.position,
+            evidence=counts.evidence(),
+            explanation=(
+                f"{counts.text()} The pool holds fewer requests than the engine admits, and it recomputes the preempted"
+                " ones."
+            ),
+            missing="the recomputed tokens, and whether a leak fills the pool: attach the event stream (monitor doctor"
+            " tcp://HOST:5757)",
+        )

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.analysis.memory_breakdown import measured, unnamed
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.sizing.memory_figures import size_text
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import percent
+from ...base.text import percent
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.memory_breakdown import measured, unnamed
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Judgement, seen
+from .memory_figures import size_text
 
 
-class MemoryElsewhere(Detector[Judgement]):
+class MemoryElsewhere(StreamDetector[Judgement]):
     """Device memory that is neither KV nor named by the engine."""
 
     code = "sizing.elsewhere"
     severity = "warning"
     title = "Much device memory is in use outside the memory breakdown"
-    requires = ("stream",)
-    position = 620
 
     min_share = Threshold(0.05, "of the device", "a driver, a display or a second small process is less")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the memory that the breakdown does not name."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, measured(ledger.state.memory))
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings, known: dict[str, int]) -> Iterator[Judgement]:
+        known = measured(ledger.state.memory)
         unknown = unnamed(known)
         if not unknown or unknown < settings(self.min_share) * known["device_total"]:
             return
@@ -46,24 +40,20 @@ class MemoryElsewhere(Detector[Judgement]):
             "allocator_reserved",
             "allocator_allocated",
         )
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if others is None else "confirmed",
+        yield self.finding(
+            ledger,
             position=position,
             evidence=(
-                Evidence("unattributed_memory", unknown, "bytes", position=position),
-                Evidence("unattributed_share", round(unknown / total, 4), "of the device", position=position),
-                Evidence("device_total", total, "bytes", position=position),
-                Evidence("device_free", known["device_free"], "bytes", position=position),
-                Evidence(
-                    "used_by_other_processes", "not known" if others is None else others, "bytes", position=position
-                ),
-                *(Evidence(name, known[name], "bytes", position=position) for name in named if name in known),
+                seen("unattributed_memory", unknown, "bytes", position),
+                seen("unattributed_share", round(unknown / total, 4), "of the device", position),
+                seen("device_total", total, "bytes", position),
+                seen("device_free", known["device_free"], "bytes", position),
+                seen("used_by_other_processes", "not known" if others is None else others, "bytes", position),
+                *(seen(name, known[name], "bytes", position) for name in named if name in known),
             ),
             explanation=(
-                f"{size_text(unknown)} of the device's {size_text(total)} ({percent(unknown / total)}) are in use,"
-                " but not as KV or any other part of the engine's memory breakdown: "
+                f"{size_text(unknown)} of the device's {size_text(total)} ({percent(unknown / total)}) are in use, but"
+                " not as KV or any other part of the engine's memory breakdown: "
                 + (
                     f"other processes hold {size_text(others or 0)}."
                     if theirs
@@ -72,17 +62,6 @@ class MemoryElsewhere(Detector[Judgement]):
                     else "the engine itself holds them, and did not when it measured its memory at startup."
                 )
             ),
-            do_now=(
-                ("List the processes on the device (nvidia-smi), and end those that do not belong there.",)
-                if theirs or others is None
-                else ("If it grows, drain and restart the engine before the device is full.",)
-            ),
-            change=(
-                "Leave room for other processes on the device: lower --gpu-memory-utilization, or use a device for"
-                " each.",
-                "If the engine itself grows, look for tensors kept between steps (logits, prompt_logprobs, hooks,"
-                " adapters), and for allocator fragmentation (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).",
-            ),
-            wont_help=("Watching KV cache usage, or resetting the prefix cache: the pool's size never changes.",),
+            case="" if theirs or others is None else "If nothing else uses the device",
             missing="which process holds it: the driver does not distinguish processes here" if others is None else "",
         )

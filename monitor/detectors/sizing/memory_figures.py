@@ -1,10 +1,11 @@
-"""The memory breakdown in bytes, from an event or from log lines. kvscope.monitor.analysis.memory_breakdown sums it."""
+"""The memory breakdown in bytes, from an event or from log lines. kvscope.monitor.ledger.memory_breakdown sums it."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kvscope.monitor.analysis.memory_breakdown import (
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.memory_breakdown import (
     GIB_B,
     HEADROOM,
     NoBreakdown,
@@ -14,11 +15,8 @@ from kvscope.monitor.analysis.memory_breakdown import (
     parts,
     rounding,
 )
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 MEBIBYTE: Final = 1 << 20
-
-
 GRAPHS_ESTIMATE: Final = "memory_graphs_estimated_gib"
 
 

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import TextJudgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.refusals import MOST_ELSEWHERE, other_process
-from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ..judgement import TextJudgement
+from ..shared_thresholds import MOST_ELSEWHERE
+from ..written.refusals import held_by_others, printed_numbers
+from ..written.written_view import TextDetector, WrittenView, quotes
 
 
-class OtherProcess(Detector[TextJudgement]):
+class OtherProcess(TextDetector):
     """A device that others fill."""
 
     code = "sizing.other-process"
     severity = "warning"
     title = "Another process holds device memory that the engine needs"
-    requires = ("log", "report")
-    position = 670
 
     max_elsewhere = MOST_ELSEWHERE
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
-        """Yield the device that is not the engine's alone."""
-        if not ledger.has_stream:
-            yield from other_process(WrittenView(ledger, settings))
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Less of the device was free than the engine's share, or an out-of-memory error counts others."""
+        refused = view.lines("refused_for_other_processes", "profile_disturbed")
+        crowded = [line for line in view.lines("out_of_memory") if held_by_others(line) > view.settings(MOST_ELSEWHERE)]
+        lines = refused or crowded
+        if not lines:
+            return
+        line = lines[0]
+        held = held_by_others(line)
+        yield view.finding(
+            self.code,
+            line,
+            evidence=(*printed_numbers(line), *quotes(lines)),
+            explanation=(
+                f"Other processes hold {100 * held:.0f} % of the device, by the sums of the error."
+                if crowded and not refused
+                else "Another process holds device memory that the engine needs: less was free than its share, or free"
+                " memory changed while the engine measured."
+            ),
+            missing="which process holds it: nvidia-smi at that time. An engine that did not exit looks the same",
+        )

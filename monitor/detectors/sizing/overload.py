@@ -8,37 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvscope.monitor.detectors.arrival_rates import QueueCourse, RateInTime, for_room
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.leak.usage_series import connector_knowledge
-from kvscope.monitor.detectors.preemption_counts import FULL_AT
-from kvscope.monitor.detectors.sample_math import apart_s
-from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.stuck.sample_windows import scrape_interval_s
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted, duration, percent
+from ...base.text import clock_time, counted, duration, percent
+from ...contract.samples import Sample
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Detector, FromMetrics, SampleNeed, Settings, Threshold
+from ..judgement import Evidence, Judgement
+from ..leak.usage_series import connector_knowledge
+from ..preemptions import FULL_AT
+from ..sample_math import QueueCourse, RateInTime, apart_s, for_room, scrape_interval_s
 
 OVERLOAD_WINDOW_S = Threshold(180, "s", "three scrapes of a Prometheus server at 60 s: a burst grows in one of them")
-LONGEST_WINDOW_S = Threshold(1800, "s", "rates of longer ago are those of another load")
 
 
-class Overload(Detector[Judgement]):
+class Overload(FromMetrics, Detector[Judgement]):
     """A queue that grows before a full pool."""
 
     code = "sizing.overload"
     severity = "warning"
     title = "More requests arrive than the pool can serve"
-    requires = ("metrics",)
-    position = 605
     sample_need = SampleNeed(
         4, OVERLOAD_WINDOW_S, "the queue grows with the pool full, and twice as many requests ended as run at once"
     )
 
     window_s = OVERLOAD_WINDOW_S
-    longest_window_s = LONGEST_WINDOW_S
+    longest_window_s = Threshold(1800, "s", "rates of longer ago are those of another load")
     min_turnover = Threshold(
         2, "times", "until each place was given twice, a queue also grows while long requests fill the pool"
     )
@@ -46,14 +39,12 @@ class Overload(Detector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the rates, if the queue grows."""
-        if ledger.has_stream or not ledger.samples:
-            return
         last = ledger.samples[-1]
         if last.deferred is None and connector_knowledge(ledger) == "consumer":
             return  # it may wait for KV from elsewhere, and does not show how much of the queue does
         course = self._growing(ledger.samples, settings)
         if course is not None:
-            yield _overload(ledger, course, settings)
+            yield self._overload(ledger, course, settings)
 
     def _growing(self, samples: Sequence[Sample], settings: Settings) -> QueueCourse | None:
         """Return the longest window up to now in which the queue grew steadily."""
@@ -74,6 +65,36 @@ class Overload(Detector[Judgement]):
             return False
         return _wait_s(course) >= settings(self.min_wait_s)
 
+    def _overload(self, ledger: EngineLedger, course: QueueCourse, settings: Settings) -> Judgement:
+        first, last, usage = course.samples[0], course.samples[-1], course.usage
+        arrivals, completions, slower = course.arrivals(), course.completions(), course.slows_down()
+        need = self.sample_need.text(settings, scrape_interval_s(course.samples))
+        return self.finding(
+            ledger,
+            verdict="cannot-tell" if slower else "likely",
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            evidence=_rate_evidence(course, arrivals, completions),
+            explanation=(
+                f"Since {clock_time(first.at_ns or 0)} requests arrive at {arrivals.text()} and complete at"
+                f" {completions.text()}, with usage at {percent(usage)}: the queue grew from {for_room(first):,} to"
+                f" {counted(for_room(last), 'request')}, and a request that arrives now waits about"
+                f" {duration(_wait_s(course))}. "
+                + (
+                    "Completions slowed down meanwhile, so requests may be longer, steps slower, or blocks may be held"
+                    " by no live request."
+                    if slower
+                    else "At the current request lengths, the queue stops growing at an arrival rate of"
+                    f" {completions.text()}."
+                )
+            ),
+            missing=(
+                "whether the load is a batch that may queue or clients that time out and retry, and whether a leak has"
+                " shrunk the pool: attach the event stream (monitor doctor tcp://HOST:5757)"
+                + (f". {need}" if slower else "")
+            ),
+        )
+
 
 def _queued_at_end(samples: Sequence[Sample], longest_s: float) -> list[Sample]:
     """Return the last samples in which requests wait for room, with all inputs of the sums."""
@@ -90,51 +111,6 @@ def _queued_at_end(samples: Sequence[Sample], longest_s: float) -> list[Sample]:
 def _wait_s(course: QueueCourse) -> float:
     """How long a request that arrives now will wait at the rate at which requests end."""
     return for_room(course.samples[-1]) * course.seconds / max(course.finished, 1)
-
-
-def _overload(ledger: EngineLedger, course: QueueCourse, settings: Settings) -> Judgement:
-    first, last, usage = course.samples[0], course.samples[-1], course.usage
-    arrivals, completions, slower = course.arrivals(), course.completions(), course.slows_down()
-    need = Overload.sample_need.text(settings, scrape_interval_s(course.samples))
-    return Judgement(
-        code=Overload.code,
-        engine=ledger.engine,
-        verdict="cannot-tell" if slower else "likely",
-        since_ns=first.at_ns or 0,
-        position=first.position,
-        evidence=_rate_evidence(course, arrivals, completions),
-        explanation=(
-            f"Since {clock_time(first.at_ns or 0)} requests arrive at {arrivals.text()} and complete at"
-            f" {completions.text()}, with usage at {percent(usage)}: the queue grew from {for_room(first):,} to"
-            f" {counted(for_room(last), 'request')}, and a request that arrives now waits about"
-            f" {duration(_wait_s(course))}. "
-            + (
-                "Completions slowed down meanwhile, so requests may be longer, steps slower, or blocks may be held"
-                " by no live request."
-                if slower
-                else "At the current request lengths, the queue stops growing at an arrival rate of"
-                f" {completions.text()}."
-            )
-        ),
-        do_now=(
-            "Send this engine less, or reject requests at the router that cannot be served in time: the queue here"
-            " only grows.",
-        ),
-        change=(
-            "Add an engine, or enlarge this pool: a higher --gpu-memory-utilization, --kv-cache-dtype fp8, more"
-            " devices.",
-            "Shorten requests: a lower max_tokens, shorter prompts, shared prefixes.",
-        ),
-        wont_help=(
-            "A higher --max-num-seqs: the pool is full, and more running requests preempt each other.",
-            "Restarting: the same load fills it again.",
-        ),
-        missing=(
-            "whether the load is a batch that may queue or clients that time out and retry, and whether a leak has"
-            " shrunk the pool: attach the event stream (monitor doctor tcp://HOST:5757)"
-            + (f". {need}" if slower else "")
-        ),
-    )
 
 
 def _rate_evidence(course: QueueCourse, arrivals: RateInTime, completions: RateInTime) -> tuple[Evidence, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.sizing.memory_figures import MemoryFigures, memory_figures, size_text
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import percent
+from ...base.text import percent
+from ...ledger.engine_ledger import EngineLedger
+from ..advice import NAMED_SIZE
+from ..detector import Detector, Settings, Threshold
+from ..judgement import Evidence, Judgement
+from .memory_figures import MemoryFigures, memory_figures, size_text
 
 
 class Overreserved(Detector[Judgement]):
@@ -19,7 +19,6 @@ class Overreserved(Detector[Judgement]):
     severity = "warning"
     title = "Far more memory is reserved for graphs than they take"
     requires = ("stream", "log", "report")
-    position = 640
 
     min_times = Threshold(2, "times", "an estimate is an estimate")
     min_share = Threshold(0.01, "of the device", "less is hardly a block for each request")
@@ -37,10 +36,8 @@ class Overreserved(Detector[Judgement]):
             or unused < settings(self.min_share) * breakdown.device_total
         ):
             return
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             position=breakdown.position,
             evidence=(
                 Evidence("graphs_reserved", breakdown.kept, "bytes", breakdown.source, breakdown.position),
@@ -53,11 +50,5 @@ class Overreserved(Detector[Judgement]):
                 f" {size_text(unused)} of the device stay unused,"
                 f" {percent(unused / breakdown.kv_pool) if breakdown.kv_pool else 'all'} of the pool's size."
             ),
-            do_now=("Nothing to repair: the pool is only smaller than it could be.",),
-            change=(
-                f"Start with --kv-cache-memory-bytes {breakdown.kv_pool + unused}, the pool plus the unused memory.",
-                "Or reserve nothing for graphs and lower --gpu-memory-utilization by their size (vLLM:"
-                " VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0).",
-            ),
-            wont_help=("Fewer capture sizes: the reservation shrinks with the graphs.",),
+            numbers={NAMED_SIZE: f"--kv-cache-memory-bytes {breakdown.kv_pool + unused}"},
         )

@@ -1,61 +1,58 @@
 """stuck.engine-stalled: steps stop with work pending.
 
 From the stream: needs steps and heartbeats. Silence alone is only likely. A request that waits for something outside
-the scheduler is no work: an engine that has no other may sleep. From metrics: a count of steps that stands still while
-requests run, never more than likely. Where other ranks of the same server go on, it is stuck.rank-diverged.
+the scheduler is no work: an engine that has no other may sleep. From metrics: steps, tokens and usage that stand still
+while requests run, on a page whose server does not compute, never more than likely. Where other ranks of the same
+server go on, it is stuck.rank-diverged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement, Verdict
-from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
-from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
-from kvscope.monitor.detectors.stuck.sample_windows import (
-    LEAST_SCRAPES,
-    LONGEST_TIMES,
-    last_window,
-    moving_pause_s,
-    scrape_interval_s,
-    seconds_apart,
+from ...base.text import clock_time, counted, duration
+from ...contract.samples import Sample
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.queue_state import Living, is_outside
+from ...ledger.records import RequestState, StepInFlight
+from ..detector import Causes, Detector, SampleNeed, Settings, Threshold
+from ..judgement import ENGINE_PAUSED, Evidence, Judgement, Unless, Verdict, began_later, seen
+from ..leak.deferred_free_stalled import DeferredFreeStalled
+from ..leak.finished_held import FinishedHeld
+from ..leak.remote_load_lost import RemoteLoadLost
+from ..sample_math import FEWEST_SAMPLES, is_made_anew, last_window, moving_pause_s, scrape_interval_s, seconds_apart
+from ..shared_thresholds import LEAST_SCRAPES, LONGEST_TIMES
+from .front_end import FrontEndLoss
+from .grammar_wait import GrammarWait
+from .lost_wakeup import LostWakeup
+from .promotion_starved import PromotionStarved
+from .remote_load import RemoteLoad
+from .step_expectation import (
+    AFTER_S,
+    StepAllowance,
+    StepLimits,
+    last_step_ns,
+    stack_evidence,
+    stack_text,
+    step_allowance,
 )
-from kvscope.monitor.detectors.stuck.stack_evidence import stack_evidence, stack_text
-from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
-from kvscope.monitor.detectors.stuck.step_expectation import StepAllowance, StepLimits, step_allowance
-from kvscope.monitor.detectors.stuck.waiting_requests import (
-    LIVE_HEARTBEAT_S,
-    watchdog_report,
+from .waiting_requests import LIVE_HEARTBEAT_S, watchdog_report
+from .zero_token import ZeroToken
+
+NOTHING_MOVES: Final = (
+    Causes[Judgement]()
+    .of(FrontEndLoss, began_later)
+    .of(RemoteLoad, began_later)
+    .of(LostWakeup, began_later)
+    .of(GrammarWait, began_later)
+    .of(PromotionStarved, began_later)
+    .of(ZeroToken, began_later)
+    .of(FinishedHeld, began_later)
+    .of(RemoteLoadLost, began_later)
+    .of(DeferredFreeStalled, began_later)
 )
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.written.standstill import LEAST_S, LEAST_UNKNOWN_S, TIMES_LONGEST
-from kvscope.monitor.events.samples import Sample
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living, is_outside
-from kvscope.monitor.state.records import RequestState, StepInFlight
-from kvscope.monitor.text import clock_time, counted, duration
-
-STALLED_DO_NOW: Final = (
-    "Dump the process's stacks before anything else (py-spy dump --pid PID): they show the call that hangs.",
-    "Take the engine out of rotation: its /health may still answer 200. Then restart it.",
-)
-
-
-UNSEEN_DO_NOW: Final = (
-    "Dump the process's stacks first (py-spy dump --pid PID): they show a compilation, or a call that hangs.",
-    "Take the engine out of rotation. Restart it only if the stack does not change: a restart compiles again.",
-)
-
-
-STALLED_CHANGE: Final = (
-    "Let the load balancer probe progress (kvscope's /metrics, or a one-token request), not /health.",
-)
-
-
-STALLED_WONT_HELP: Final = ("Waiting for the queue to drain, or lowering the load: nothing runs.",)
+"""Effects of a step that does not end."""
 
 
 def steps_in_flight(ledger: EngineLedger) -> list[StepInFlight]:
@@ -99,11 +96,16 @@ class EngineStalled(Detector[Judgement]):
     severity = "critical"
     title = "Steps have stopped with work pending"
     requires = ("stream", "metrics", "log")
-    position = 296
 
-    text_least_s = LEAST_S
-    text_unknown_s = LEAST_UNKNOWN_S
-    text_times_longest = TIMES_LONGEST
+    text_least_s = Threshold(
+        20, "s", "two of vLLM's intervals without a token, where lines before show short steps, or a person complains"
+    )
+    text_unknown_s = Threshold(
+        60, "s", "where no line shows how long a step takes here, a slow engine pauses for so long, too"
+    )
+    text_times_longest = Threshold(
+        2, "times", "a pause that was as long before and ended shows how long a step may take here"
+    )
     grace_s = Threshold(4.5, "s", "no pause between steps, a garbage collection or a swapped page, is this long")
     slower_than_expected = Threshold(
         1.5, "times", "the model of step times is at most this far off, apart from the measured jitter"
@@ -115,9 +117,7 @@ class EngineStalled(Detector[Judgement]):
         50, "s", "how long a step of a kind not seen before may take: it may compile, and large models take 30 s a step"
     )
     first_of_epoch_s = Threshold(
-        300,
-        "s",
-        "the first step of a large model may compile for minutes. Until then, a stall in it is information",
+        300, "s", "the first step of a large model may compile for minutes. Until then, a stall in it is information"
     )
     most_growth = Threshold(
         5,
@@ -129,40 +129,45 @@ class EngineStalled(Detector[Judgement]):
     pause_s = Threshold(
         60, "s", "where only metrics are known, a pause for new weights, a profile or a compilation looks the same"
     )
-    sample_need = SampleNeed(6, pause_s, "requests run, and neither steps nor tokens move")
+    busy_cores = Threshold(
+        0.5,
+        "cores",
+        "a step keeps a thread of its process busy, a whole core, while an answer to a scrape costs 10 to 60 ms",
+    )
+    sample_need = SampleNeed(6, pause_s, "requests run, and neither steps nor tokens nor usage move")
+    alternatives = (
+        ENGINE_PAUSED,
+        Unless("a slow but sound step", "the model of this engine's own step times"),
+        Unless("a reader that is late", "heartbeats that show the step in flight"),
+    )
+    causes = NOTHING_MOVES
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the stall unless other ranks go on, which is stuck.rank-diverged."""
+        for stall in self.stalls(ledger, settings):
+            if not self.ranks_going_on(stall, ledger, settings):
+                yield stall
+
+    def stalls(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the stall of the engine, whatever its server's other ranks do."""
         if ledger.has_stream:
             yield from self._from_stream(ledger, settings, ledger.living())
         elif ledger.samples and ledger.samples[-1].awake is not False:
             yield from self._from_samples(ledger, settings)
 
-    def detect_rank(
-        self, ledger: EngineLedger, siblings: Sequence[EngineLedger], settings: Settings
-    ) -> Iterator[Judgement]:
-        """Yield the stall unless other ranks go on, which is stuck.rank-diverged."""
-        for stall in self.detect(ledger, settings):
-            if not self.ranks_going_on(stall, siblings, settings):
-                yield stall
-
-    def ranks_going_on(
-        self, stall: Judgement, siblings: Sequence[EngineLedger], settings: Settings
-    ) -> list[EngineLedger]:
+    def ranks_going_on(self, stall: Judgement, ledger: EngineLedger, settings: Settings) -> list[EngineLedger]:
         """Return the ranks that launched a step well after the stall began, and do not stand still themselves."""
         if not stall.since_ns:
             return []
         from_ns = stall.since_ns + settings(AFTER_S) * 1e9
         return [
-            other for other in siblings if last_step_ns(other) > from_ns and not self._stands_still(other, settings)
+            other
+            for other in ledger.siblings
+            if last_step_ns(other) > from_ns and not self._stands_still(other, settings)
         ]
 
     def _stands_still(self, ledger: EngineLedger, settings: Settings) -> bool:
-        return any(not stall.pending for stall in self.detect(ledger, settings))
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return NOTHING_MOVES
+        return any(not stall.pending for stall in self.stalls(ledger, settings))
 
     def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         """Whether the whole engine stands still."""
@@ -200,9 +205,8 @@ class EngineStalled(Detector[Judgement]):
             if is_received
             else f"{NOTHING_RECEIVED} for {duration(silent_s)}: it is frozen, dead or cut off."
         )
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             verdict=verdict,
             severity="info" if quiet else None,
             pending=age < allowed,
@@ -216,12 +220,10 @@ class EngineStalled(Detector[Judgement]):
             ),
             explanation=(
                 f"Since {clock_time(ledger.wall(since))} ({duration(age)}) {what}, with"
-                f" {counted(len(running), 'request')} running and {len(waiting):,} waiting."
-                f"{_expectation_text(allowance)} {alive}{stack_text(state, since)}"
+                f" {counted(len(running), 'request')} running and {len(waiting):,}"
+                f" waiting.{_expectation_text(allowance)} {alive}{stack_text(state, since)}"
             ),
-            do_now=UNSEEN_DO_NOW if allowance and allowance.unseen else STALLED_DO_NOW,
-            change=STALLED_CHANGE,
-            wont_help=STALLED_WONT_HELP,
+            case="If the step may compile" if allowance and allowance.unseen else "",
             missing="" if verdict == "confirmed" else NO_STACK if is_received else NO_ACTIVITY,
         )
 
@@ -239,27 +241,31 @@ class EngineStalled(Detector[Judgement]):
     def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         last = ledger.samples[-1]
         counts_steps = last.steps is not None
-        progress: Callable[[Sample], int | None] = (
-            (lambda s: s.steps) if counts_steps else (lambda s: s.generation_tokens)
-        )
-        reached = progress(last)
+        reached = last.steps if counts_steps else last.generation_tokens
         if not last.running or reached is None or (not counts_steps and _counts_at_the_end(ledger)):
             return
         samples = list(ledger.samples)
-        start = last_window(samples, lambda s: bool(s.running) and progress(s) == reached)
+        start = last_window(samples, lambda s: bool(s.running) and _progress(s) == _progress(last))
         if start is None or start == len(samples) - 1:
             return
-        first = samples[start]
+        first, seen = samples[start], samples[: start + 1]
         age = seconds_apart(first, last)
-        allowed = self._allowed_s(samples[: start + 1], settings, counts_steps=counts_steps)
+        paused_s = moving_pause_s(seen, _progress, may_be_copy=not is_made_anew(samples[start:]))
+        allowed = self._allowed_s(seen, paused_s, settings, counts_steps=counts_steps)
         if age < allowed / 4:
             return
-        sure = counts_steps and age >= settings(self.pause_s)
-        quiet = not moving_pause_s(samples[: start + 1]) and age < settings(self.first_of_epoch_s)
+        server = PageServer.between(first, last, settings(self.busy_cores))
+        was_seen_to_move = bool(paused_s)
+        absent = [metric for metric, value in _needed(last).items() if value is None]
+        doubts = [
+            *(f"{metric}, which this page does not expose" for metric in absent),
+            *([server.doubt] if server.is_busy or (server.is_copy and not was_seen_to_move) else []),
+        ]
+        sure = not doubts and age >= settings(self.pause_s)
+        quiet = (not was_seen_to_move or server.is_busy) and age < settings(self.first_of_epoch_s)
         what = "no step has ended" if counts_steps else "no token was generated"
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             verdict="likely" if sure else "cannot-tell",
             severity="info" if quiet else None,
             pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
@@ -272,36 +278,107 @@ class EngineStalled(Detector[Judgement]):
                 Evidence("running", last.running, "requests", last.source, last.position),
                 Evidence("waiting", "not exposed" if last.waiting is None else last.waiting, "requests", last.source),
                 Evidence("samples_without_change", len(samples) - start, "samples", last.source),
+                server.evidence(last),
             ),
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
-                f" {counted(last.running, 'request')} running. The metrics page still responds with unchanged"
-                " values: the front end serves it, while the engine behind it completes no step."
+                f" {counted(last.running, 'request')} running, and neither usage nor a count of tokens has changed."
+                f" {server.text}"
             ),
-            do_now=STALLED_DO_NOW if sure else STALLED_DO_NOW[:1],
-            change=STALLED_CHANGE,
-            wont_help=STALLED_WONT_HELP if sure else (),
-            missing=(
-                "whether a step is in flight, the engine is paused, or its requests receive no tokens"
-                " (stuck.zero-token): attach the event stream (monitor doctor tcp://HOST:5757), or read the"
-                " process's state (ps -o stat= -p PID)"
-                + (
-                    ""
-                    if sure
-                    else f". For {duration(settings(self.pause_s))} a pause for new weights, a profile, a"
-                    " compilation or one long prefill looks the same"
-                )
-                if counts_steps
-                else "the count of steps (vllm:iteration_tokens_total_count): a long prefill generates no token either"
-            ),
+            case="" if sure else "From metrics, where a pause looks the same",
+            missing=_missing_signal(doubts, settings(self.pause_s), sure=sure),
         )
 
-    def _allowed_s(self, before: Sequence[Sample], settings: Settings, *, counts_steps: bool) -> float:
-        """Return how long the count may stand still, by the steps and the scrapes seen before."""
-        longest = settings(self.longest_times) * moving_pause_s(before)
+    def _allowed_s(self, before: Sequence[Sample], paused_s: float, settings: Settings, *, counts_steps: bool) -> float:
+        """Return how long everything may stand still, by the pauses and the scrapes seen before."""
+        longest = settings(self.longest_times) * paused_s
         scrapes = settings(self.least_scrapes) * scrape_interval_s(before)
         seen_enough = bool(longest) and counts_steps
         return max(settings(self.grace_s if seen_enough else self.first_step_s), longest, scrapes)
+
+
+def _progress(sample: Sample) -> tuple[object, ...]:
+    """Return what moves while an engine works. In a prefill by chunks that is usage alone, until its first token."""
+    return sample.steps, sample.usage, sample.prompt_tokens, sample.generation_tokens
+
+
+def _needed(sample: Sample) -> dict[str, object]:
+    """Return the values without which a stall is not likely, by the metric that has them."""
+    return {
+        "the count of steps (vllm:iteration_tokens_total_count)": sample.steps,
+        "the pool's usage (vllm:kv_cache_usage_perc)": sample.usage,
+        "prompt tokens (vllm:prompt_tokens_total)": sample.prompt_tokens,
+        "the server's CPU time (process_cpu_seconds_total)": sample.process_cpu_s,
+    }
+
+
+class PageServer(NamedTuple):
+    """What the process that serves the page did while its values stood still.
+
+    cpu_s: the CPU time that it took, None where that is not exposed. is_busy: it computes. is_copy: it did not even
+    answer.
+    """
+
+    cpu_s: float | None
+    is_busy: bool
+    is_copy: bool
+
+    @classmethod
+    def between(cls, first: Sample, last: Sample, busy_cores: float) -> PageServer:
+        """Compare two samples. CPU time that went back is another process's."""
+        if first.process_cpu_s is None or last.process_cpu_s is None or last.process_cpu_s < first.process_cpu_s:
+            return cls(None, is_busy=False, is_copy=False)
+        cpu_s = last.process_cpu_s - first.process_cpu_s
+        return cls(cpu_s, is_busy=cpu_s > busy_cores * seconds_apart(first, last), is_copy=cpu_s == 0)
+
+    @property
+    def doubt(self) -> str:
+        """What is missing where it is busy, or has not answered."""
+        if self.is_busy:
+            return "what it computes (py-spy dump --pid PID): a step of minutes looks the same"
+        return "whether the page is a copy that is made again now and then: scrape the engine itself"
+
+    @property
+    def text(self) -> str:
+        """A sentence about it."""
+        if self.cpu_s is None:
+            return (
+                "The page still responds, with unchanged values: the front end may serve it while the engine behind it"
+                " completes no step, or it is a copy that is not made again."
+            )
+        if self.is_busy:
+            return f"The process that serves the page took {duration(self.cpu_s)} of CPU time meanwhile: it computes."
+        if self.is_copy:
+            return (
+                "The page is the same at each scrape, CPU time of its server included: the server stands still as well"
+                " and something before it responds, or what responds has not been made again."
+            )
+        return (
+            "The metrics page still responds, at next to no CPU time: the front end serves it, while the engine behind"
+            " it completes no step."
+        )
+
+    def evidence(self, last: Sample) -> Evidence:
+        """Its CPU time."""
+        value = "not exposed" if self.cpu_s is None else round(self.cpu_s, 2)
+        return Evidence("server_cpu_s", value, "s", last.source, last.position)
+
+
+def _missing_signal(doubts: Sequence[str], pause_s: float, *, sure: bool) -> str:
+    """Return the signal that would decide it."""
+    stream = (
+        "whether a step is in flight, the engine is paused, or its requests receive no tokens (stuck.zero-token):"
+        " attach the event stream (monitor doctor tcp://HOST:5757), or read the process's state (ps -o stat= -p PID)"
+    )
+    pause = (
+        ()
+        if sure
+        else (
+            f"For {duration(pause_s)} a pause for new weights, a profile, a compilation or one long prefill looks the"
+            " same",
+        )
+    )
+    return ". ".join(("; ".join((*doubts, stream)), *pause))
 
 
 def _halt(
@@ -343,8 +420,8 @@ def _expectation_evidence(allowance: StepAllowance | None, since_at: str) -> tup
         return ()
     expected = "not known" if allowance.unseen else round(allowance.expected_s, 3)
     return (
-        Evidence("expected_step_s", expected, "s", position=since_at),
-        Evidence("longest_step_s", round(allowance.longest_s, 3), "s", position=since_at),
+        seen("expected_step_s", expected, "s", since_at),
+        seen("longest_step_s", round(allowance.longest_s, 3), "s", since_at),
     )
 
 
@@ -354,27 +431,17 @@ def _stall_evidence(
     state, at, running, waiting = ledger.state, ledger.at, living.running, living.waiting
     silent_s = (ledger.now_ns - ledger.last_received_ns) / 1e9
     return (
-        Evidence("stalled_s", round(age, 1), "s", position=since_at),
-        Evidence("allowed_s", round(allowed, 1), "s", position=at(state.places.started)),
-        Evidence("silent_s", round(silent_s, 1), "s", position=str(ledger.last_received_at)),
-        Evidence(
-            "step_in_flight",
-            step.step if step else "none",
-            "step",
-            position=at(step.at if step else state.places.completed),
-        ),
-        Evidence(
-            "tokens_in_flight",
-            step.tokens if step else 0,
-            "tokens",
-            position=at(step.at if step else state.places.completed),
-        ),
-        Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-        Evidence("running", len(running), "requests", position=at(state.places.moved)),
-        Evidence("waiting", len(waiting), "requests", position=at(state.places.moved)),
-        Evidence(
+        seen("stalled_s", round(age, 1), "s", since_at),
+        seen("allowed_s", round(allowed, 1), "s", at(state.places.started)),
+        seen("silent_s", round(silent_s, 1), "s", str(ledger.last_received_at)),
+        seen("step_in_flight", step.step if step else "none", "step", at(step.at if step else state.places.completed)),
+        seen("tokens_in_flight", step.tokens if step else 0, "tokens", at(step.at if step else state.places.completed)),
+        seen("last_step", state.last_step, "step", at(state.places.completed)),
+        seen("running", len(running), "requests", at(state.places.moved)),
+        seen("waiting", len(waiting), "requests", at(state.places.moved)),
+        seen(
             "engine_watchdog",
             watchdog_report((*running, *waiting)),
-            position=at(*(r.stalled_at for r in (*running, *waiting) if r.stalled_ns)),
+            at=at(*(r.stalled_at for r in (*running, *waiting) if r.stalled_ns)),
         ),
     )

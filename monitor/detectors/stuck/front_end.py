@@ -7,41 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.waiting_requests import (
-    overdue_judgement,
-    overdue_requests,
-    requests_text,
-    since_text,
-)
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living
-from kvscope.monitor.text import counted, duration
+from ...base.text import counted, duration
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Settings, StreamDetector, Threshold
+from ..engine_pace import at_pace_s
+from ..judgement import NO_WORK, Judgement, Unless, seen
+from .waiting_requests import overdue_judgement, overdue_requests, requests_text, since_text
 
 
-class FrontEndLoss(Detector[Judgement]):
+class FrontEndLoss(StreamDetector[Judgement]):
     """Requests that were received and never arrived at the scheduler."""
 
     code = "stuck.front-end"
     severity = "error"
     title = "Requests reach the front end but not the scheduler"
-    requires = ("stream",)
-    position = 295
 
     grace_s = Threshold(
         5, "s", "from the front end to the scheduler a request takes a pass, with a prompt of many tokens some more"
     )
+    alternatives = (NO_WORK, Unless("input processing of a large prompt", "a stack of the front end"))
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that were received and never arrived."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, ledger.living())
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
-        """Yield requests that were received and never arrived, though the engine would have admitted them."""
+        living = ledger.living()
         waiting = [record for record in living.received if not record.client_gone_ns]
         if not waiting:
             return
@@ -55,46 +43,27 @@ class FrontEndLoss(Detector[Judgement]):
             return
         count, known = len(late.records), len(living.waiting) + len(living.running)
         yield overdue_judgement(
+            self,
             ledger,
             late,
-            code=self.code,
             began_at=late.records[0].arrived_at,
             unseen="whether the front end still tokenizes it or loads its images: a stack of the API server's process",
             evidence=(
-                Evidence(
-                    "requests_not_arrived",
-                    count,
-                    "requests",
-                    position=at(*(record.arrived_at for record in late.records)),
-                ),
-                Evidence("oldest_received_s", round(late.age_s, 1), "s", position=at(late.records[0].arrived_at)),
-                Evidence(
+                seen("requests_not_arrived", count, "requests", at(*(record.arrived_at for record in late.records))),
+                seen("oldest_received_s", round(late.age_s, 1), "s", at(late.records[0].arrived_at)),
+                seen(
                     "front_end_in_flight",
                     beat.front_end_in_flight if beat else "not heard",
                     "requests",
-                    position=at(state.places.heartbeat),
+                    at(state.places.heartbeat),
                 ),
-                Evidence("requests_in_scheduler", known, "requests", position=at(state.places.moved)),
-                Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+                seen("requests_in_scheduler", known, "requests", at(state.places.moved)),
+                seen("last_step", state.last_step, "step", at(state.places.completed)),
             ),
             explanation=(
                 f"{requests_text(late)} {'was' if count == 1 else 'were'} received by the front end,"
                 f" {since_text(ledger, late)} ({duration(late.age_s)}), but never reached the scheduler, which keeps"
-                f" running and has {counted(known, 'request')}. The client waits for a request that the scheduler"
-                " never received."
-            ),
-            do_now=(
-                "Close the connection and resend the request. If the second one arrives, the first was lost on the"
-                " way.",
-                "If none arrives, dump the stacks of the front end (the API server) with py-spy dump --pid PID,"
-                " then restart it.",
-            ),
-            change=(
-                "Give clients a timeout for the first token and one retry: a lost request does not return by itself.",
-                "vLLM: upgrade (#51921); with several API servers, compare with --api-server-count 1.",
-            ),
-            wont_help=(
-                "A larger pool, or a higher max_num_seqs: the scheduler does not know the request.",
-                "The engine's own metrics: Running and Waiting do not count it.",
+                f" running and has {counted(known, 'request')}. The client waits for a request that the scheduler never"
+                " received."
             ),
         )

@@ -11,36 +11,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, pairwise, takewhile
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.heartbeat_history import QueueLength
-from kvscope.monitor.ledger.ledger_records import Point
-from kvscope.monitor.ledger.living_requests import Living
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import clock_time, counted, duration, listed
+from ...base.text import clock_time, counted, duration, listed
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.heartbeat_history import QueueLength
+from ...ledger.ledger_records import Point
+from ...ledger.queue_state import Living
+from ...ledger.records import RequestState
+from ..advice import them
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import Alternative, Judgement, Unless, seen
 
 POINTS_AROUND_NS = 250_000_000
 """A heartbeat and the events before it reach the ledger within so long of one another."""
 
 
-class LostRequest(Detector[Judgement]):
+class LostRequest(StreamDetector[Judgement]):
     """Requests that the scheduler has lost."""
 
     code = "stuck.lost-request"
     severity = "error"
     title = "Unfinished requests are missing from the scheduler's queues"
-    requires = ("stream",)
-    position = 292
 
     heartbeats = Threshold(
         5, "heartbeats", "events and heartbeats of a busy engine differ for one pass, not for so many in a row"
     )
+    alternatives = (
+        Alternative("events later than the heartbeat", "the same in several passes in a row"),
+        Unless("an end that the stream missed", "the engine's own report of requests in no queue"),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that no pass of the scheduler will reach."""
-        if not ledger.has_stream or ledger.state.stopped_ns:
+        if ledger.state.stopped_ns:
             return
         living = ledger.living()
         reported = [record for record in (*living.running, *living.waiting) if record.not_queued_ns]
@@ -73,13 +75,7 @@ class LostRequest(Detector[Judgement]):
         return min(_fewest_unfinished(points, beat) - beat.requests for beat in beats)
 
     def _judged(
-        self,
-        ledger: EngineLedger,
-        lost: list[RequestState],
-        count: int,
-        since: int,
-        exact: bool,
-        may_end: bool = False,
+        self, ledger: EngineLedger, lost: list[RequestState], count: int, since: int, exact: bool, may_end: bool = False
     ) -> Judgement:
         """since: when they were in no queue at the latest. Before that a request may have run like any other. may_end:
         a step in flight may end them.
@@ -90,9 +86,8 @@ class LostRequest(Detector[Judgement]):
         names = f" ({listed([record.id for record in lost])})" if lost else ""
         they_hold = "It holds" if count == 1 else "They hold"
         holds = f" {they_hold} {counted(len(blocks), 'block')}." if blocks else ""
-        return Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        return self.finding(
+            ledger,
             verdict="confirmed" if exact and not state.damaged else "likely",
             pending=may_end or not all(map(state.is_certain_request, lost)),
             since_ns=since,
@@ -100,34 +95,22 @@ class LostRequest(Detector[Judgement]):
             requests=tuple(record.id for record in lost),
             blocks=tuple(blocks),
             evidence=(
-                Evidence("requests_lost", count, "requests", position=at(*(record.since_at for record in lost))),
-                Evidence(
+                seen("requests_lost", count, "requests", at(*(record.since_at for record in lost))),
+                seen(
                     "queued_in_engine",
                     beat.running + beat.waiting if beat is not None else "not heard",
                     "requests",
-                    position=at(state.places.heartbeat),
+                    at(state.places.heartbeat),
                 ),
-                Evidence("blocks_held", len(blocks), "blocks", position=at(state.places.pool)),
+                seen("blocks_held", len(blocks), "blocks", at(state.places.pool)),
             ),
             explanation=(
                 f"{counted(count, 'unfinished request')}{names} {'is' if count == 1 else 'are'} in none of the"
-                f" scheduler's queues, since {clock_time(since)} at the latest ({duration(_age_s(ledger, since))}):"
-                f" the scheduler will never reach {'it' if count == 1 else 'them'}, and the client waits.{holds} The"
+                f" scheduler's queues, since {clock_time(since)} at the latest ({duration(_age_s(ledger, since))}): the"
+                f" scheduler will never reach {'it' if count == 1 else 'them'}, and the client waits.{holds} The"
                 " engine's other requests are not affected."
             ),
-            do_now=(
-                f"Abort {'it' if count == 1 else 'them'} (close the connection) and resend"
-                f" {'it' if count == 1 else 'them'}: aborting frees the blocks.",
-            ),
-            change=(
-                "This is a bug of the engine, or of a plug-in that changes its queues: report it with a bundle"
-                " (monitor bundle TARGET FILE), and upgrade.",
-                "Give clients a timeout for the first token, and one retry.",
-            ),
-            wont_help=(
-                "Waiting, or lowering the load: the scheduler does not know the request.",
-                "A larger pool: the request does not wait for blocks.",
-            ),
+            numbers={"Abort it": f"Abort {them(count)}", "resend it": f"resend {them(count)}"},
             missing="" if exact else "the engine's own report of the requests in no queue, from a newer probe",
         )
 

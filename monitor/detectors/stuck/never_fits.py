@@ -1,71 +1,58 @@
-"""stuck.never-fits: a request needs more blocks than the pool has.
-
-From the stream, by its arrival or its failed allocations, also where the pool has too few because a leak has taken the
-others: then it is the leak's effect, with the requests behind it. From metrics, by requests that wait with nothing
-running and an empty pool for longer than a step.
-"""
+"""stuck.never-fits: a request needs more blocks than the pool has, or than a leak has left of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.detectors.advice import room_for
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.leak.leaked_blocks import leaked_blocks
-from kvscope.monitor.detectors.sample_math import FEWEST_SAMPLES
-from kvscope.monitor.detectors.sample_needs import SampleNeed
-from kvscope.monitor.detectors.stuck.queue_room import NEVER_FITS_WONT_HELP
-from kvscope.monitor.detectors.stuck.sample_windows import (
-    LEAST_SCRAPES,
-    LONGEST_TIMES,
-    last_window,
-    moving_pause_s,
-    scrape_interval_s,
-    seconds_apart,
-)
-from kvscope.monitor.detectors.stuck.waiting_requests import (
-    stream_verdict,
-    watchdog_report,
-)
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.held_back import blocks_to_run
-from kvscope.monitor.ledger.living_requests import Living, is_outside
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import clock_time, counted, duration, listed, percent
+from ...base.text import clock_time, counted, duration, listed, percent
+from ...contract.kinds import Cause
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.queue_state import Living, blocks_to_run, is_outside
+from ...ledger.records import RequestState
+from ..advice import MORE_ROOM, room_for
+from ..detector import FromSamples, SampleNeed, Settings, StreamDetector, Threshold
+from ..judgement import Alternative, Evidence, Judgement, Unless, seen
+from ..leak.lost_references import leaked_blocks
+from ..sample_math import FEWEST_SAMPLES, last_window, moving_pause_s, scrape_interval_s, seconds_apart
+from ..shared_thresholds import LEAST_SCRAPES, LONGEST_TIMES
+from .waiting_requests import watchdog_report
 
 EMPTY_SHARE: Final = 0.02
 """The share of the pool below which it has room for anything that fits at all."""
 
 
-class NeverFits(Detector[Judgement]):
-    """Requests that not even the empty pool has room for."""
+class NeverFits(StreamDetector[Judgement]):
+    """Requests that not even the empty pool has room for.
+
+    Sees: a waiting request whose tokens, or whose failed allocation, need more blocks than the pool has.
+    Confirmed when: it has waited for a second. The arithmetic excludes that others free enough.
+    Likely when: blocks are missing that a connector without a lease may still return.
+    Not when: it was admitted before and preempts itself (stuck.self-preempt), or others hold the blocks for a while
+    (stuck.head-of-line).
+    """
 
     code = "stuck.never-fits"
     severity = "error"
     title = "A request needs more blocks than the pool has"
-    requires = ("stream", "metrics", "log")
-    position = 200
 
     grace_s = Threshold(1, "s", "the arithmetic is certain. This only excludes a client that gives up at once")
     figures_grace_s = Threshold(
         30, "s", "a pause for new weights is shorter, and in one long step the queue may look like this"
     )
     sample_need = SampleNeed(6, figures_grace_s, "requests wait, none runs, and the pool is empty")
+    alternatives = (
+        Alternative("blocks that others hold", "it needs more than the whole pool has"),
+        Unless("blocks that a connector still returns", "no connector holds any of them"),
+    )
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that can never run."""
-        if ledger.has_stream:
-            living = ledger.living()
-            yield from self._from_stream(ledger, settings, living)
-            yield from self._without_leaked(ledger, settings, living)
-        elif ledger.samples and ledger.samples[-1].awake is not False:
-            yield from self._from_samples(ledger, settings)
+        living = ledger.living()
+        yield from self._larger_than_the_pool(ledger, settings, living)
+        yield from self._without_leaked(ledger, settings, living)
 
-    def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
+    def _larger_than_the_pool(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         state, at = ledger.state, ledger.at
         usable = state.total - state.reserved
         most_tokens = usable * state.block_size
@@ -95,27 +82,20 @@ class NeverFits(Detector[Judgement]):
             if any(record.times_passed_over for record in named) and behind
             else ""
         )
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             pending=not late,
             since_ns=ledger.wall(_waits_since(first)),
             position=at(first.since_at if first.preemptions else first.arrived_at),
             requests=tuple(record.id for record in named),
             evidence=_fit_evidence(ledger, first, living, _blocks_to_run(ledger, first), len(behind)),
             explanation=_oversized_text(ledger, named, usable) + held_back,
-            do_now=(
-                f"Abort {listed([record.id for record in named])} (close the connection). The requests behind run at"
-                " once.",
-            ),
-            change=(
-                f"Set --max-model-len {usable * state.block_size}, the capacity of the pool, so that the engine"
-                " rejects such a request on arrival.",
-                f"Or enlarge the pool to at least {needed + state.reserved} blocks:"
-                f" {room_for(ledger, needed + state.reserved)}.",
-            ),
-            wont_help=NEVER_FITS_WONT_HELP,
+            numbers={
+                "Abort it": f"Abort {listed([record.id for record in named])}",
+                "to the capacity": f"{usable * state.block_size}, the capacity",
+                "what it needs": f"{needed + state.reserved} blocks",
+                MORE_ROOM: room_for(ledger, needed + state.reserved),
+            },
         )
 
     def _without_leaked(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
@@ -139,12 +119,10 @@ class NeverFits(Detector[Judgement]):
             if head in starved and record not in starved and not is_outside(record) and record.cause != Cause.KV_BLOCKS
         ]
         needed = _blocks_to_run(ledger, first)
-        verdict = stream_verdict(ledger)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
+        yield self.finding(
+            ledger,
             key="leaked",
-            verdict=verdict if leaked.for_good else "likely",
+            verdict="likely" if state.damaged or not leaked.for_good else "confirmed",
             pending=ledger.age_s(first.since_ns) < settings(self.grace_s)
             or not state.is_certain_request(first)
             or not all(map(state.is_certain_block, leaked.blocks)),
@@ -153,88 +131,24 @@ class NeverFits(Detector[Judgement]):
             requests=tuple(record.id for record in (*starved, *behind)),
             blocks=tuple(sorted(leaked.blocks)),
             evidence=(
-                Evidence("blocks_needed", needed, "blocks", position=at(max(first.refused_at, first.arrived_at))),
-                Evidence("blocks_usable", usable, "blocks", position=at(state.places.started)),
-                Evidence("blocks_leaked", len(leaked.blocks), "blocks", position=at(state.places.pool)),
-                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
-                Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
-                Evidence("waiting_behind", len(behind), "requests", position=at(state.places.moved)),
+                seen("blocks_needed", needed, "blocks", at(max(first.refused_at, first.arrived_at))),
+                seen("blocks_usable", usable, "blocks", at(state.places.started)),
+                seen("blocks_leaked", len(leaked.blocks), "blocks", at(state.places.pool)),
+                seen("blocks_free", state.free, "blocks", at(state.places.pool)),
+                seen("running", len(living.running), "requests", at(state.places.moved)),
+                seen("waiting_behind", len(behind), "requests", at(state.places.moved)),
             ),
             explanation=(
                 f"Request {first.id} needs {counted(needed, 'block')} at once. The pool has {usable:,}, of which"
-                f" {len(leaked.blocks):,} belong to no live request and never become free. Without these it can"
-                f" never run. {counted(len(starved) + len(behind), 'request')}"
+                f" {len(leaked.blocks):,} belong to no live request and never become free. Without these it can never"
+                f" run. {counted(len(starved) + len(behind), 'request')}"
                 f" {'waits' if len(starved) + len(behind) == 1 else 'wait'} for blocks:"
                 f" {listed([record.id for record in (*starved, *behind)])}."
             ),
-            do_now=(
-                f"Abort {first.id} (close its connection): requests behind it that fit in {room:,} blocks run at once.",
-                "Send it to another engine: this one has no room for it until the leaked blocks are free.",
-            ),
-            change=("Fix the leak that its own finding describes. Without it, the pool is large enough.",),
-            wont_help=("Waiting, or lowering the load: no live request holds the blocks.",),
-            missing=""
-            if leaked.for_good
-            else ("the connector's lease, which it does not expose: blocks may become free"),
-        )
-
-    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        samples = list(ledger.samples)
-        start = last_window(
-            samples, lambda s: s.running == 0 and bool(s.waiting) and s.usage is not None and s.usage < EMPTY_SHARE
-        )
-        if start is None:
-            return
-        first, last = samples[start], samples[-1]
-        waiting = last.waiting or 0
-        if last.deferred and last.deferred >= waiting:
-            return  # they wait for something other than room, and the engine reports it
-        age = seconds_apart(first, last)
-        scrapes = settings(LEAST_SCRAPES) * scrape_interval_s(samples)
-        longest = settings(LONGEST_TIMES) * moving_pause_s(samples[:start])
-        allowed = max(settings(self.figures_grace_s), longest, scrapes)
-        if age < allowed / 4:
-            return
-        for_room = "not exposed" if last.deferred is None else waiting - last.deferred
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="cannot-tell",
-            pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
-            since_ns=first.at_ns or 0,
-            position=first.position,
-            evidence=(
-                Evidence("waiting", waiting, "requests", last.source, last.position),
-                Evidence("waiting_for_blocks", for_room, "requests", last.source, last.position),
-                Evidence("running", 0, "requests", last.source, last.position),
-                Evidence("usage", round(100 * (last.usage or 0), 1), "%", last.source, last.position),
-                Evidence("duration_s", round(age, 1), "s", last.source),
-                Evidence("allowed_s", round(allowed, 1), "s"),
-            ),
-            explanation=(
-                f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {counted(waiting, 'request')} waited with"
-                f" nothing running and {percent(last.usage or 0)} of the pool in use: there is room, but the engine"
-                " does not admit the first of them. A request that needs more blocks than the pool has would block the"
-                " queue like this. So would a paused engine (new weights, a profile) or one frozen with an empty pool."
-            ),
-            do_now=(
-                "Check whether the engine is paused or its process is stopped: ps -o stat= -p PID.",
-                "If not, abort the request that has waited longest. The requests behind it run at once.",
-            ),
-            change=(
-                "If it is too long, set --max-model-len to the pool's capacity (the log's `KV cache size: …"
-                " tokens`), so that the engine rejects such a request on arrival.",
-                "Or enlarge the pool (--kv-cache-memory-bytes, a higher --gpu-memory-utilization).",
-            ),
-            wont_help=NEVER_FITS_WONT_HELP,
+            case="Beside a leak",
+            numbers={"Abort it": f"Abort {first.id}", "the rest of the pool": f"{room:,} blocks"},
             missing=(
-                "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757)"
-                + (
-                    ""
-                    if last.deferred is not None
-                    else "; and the reason for which requests wait (vllm:num_requests_waiting_by_reason, since vLLM"
-                    " 0.20): a compiling grammar or KV being fetched looks the same"
-                )
+                "" if leaked.for_good else "the connector's lease, which it does not expose: blocks may become free"
             ),
         )
 
@@ -259,8 +173,8 @@ def _oversized_text(ledger: EngineLedger, named: list[RequestState], usable: int
     too = f" The same holds for {listed([record.id for record in others])}." if others else ""
     return (
         f"Request {first.id} ({counted(first.prompt_tokens, 'prompt token')}) needs"
-        f" {counted(_blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}. However long"
-        f" it waits, it can never run.{too}"
+        f" {counted(_blocks_to_run(ledger, first), 'block')} at once and the whole pool has {usable:,}. However long it"
+        f" waits, it can never run.{too}"
     )
 
 
@@ -273,21 +187,79 @@ def _fit_evidence(
     if record.preemptions and not asked:
         needed_at = max(needed_at, record.preempted_at)
     return (
-        Evidence("blocks_needed", needed, "blocks", position=at(needed_at)),
-        Evidence("blocks_usable", state.total - state.reserved, "blocks", position=at(state.places.started)),
-        Evidence("prompt_tokens", record.prompt_tokens, "tokens", position=at(record.arrived_at)),
-        Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
-        Evidence("running", len(living.running), "requests", position=at(state.places.moved)),
-        Evidence("waiting_behind", behind, "requests", position=at(state.places.moved)),
-        Evidence(
+        seen("blocks_needed", needed, "blocks", at(needed_at)),
+        seen("blocks_usable", state.total - state.reserved, "blocks", at(state.places.started)),
+        seen("prompt_tokens", record.prompt_tokens, "tokens", at(record.arrived_at)),
+        seen("blocks_free", state.free, "blocks", at(state.places.pool)),
+        seen("running", len(living.running), "requests", at(state.places.moved)),
+        seen("waiting_behind", behind, "requests", at(state.places.moved)),
+        seen(
             "times_passed_over",
             record.times_passed_over,
             "times",
-            position=at(record.passed_over_at if record.times_passed_over else record.arrived_at),
+            at(record.passed_over_at if record.times_passed_over else record.arrived_at),
         ),
-        Evidence(
-            "engine_watchdog",
-            watchdog_report((record,)),
-            position=at(record.stalled_at) if record.stalled_ns else "",
-        ),
+        seen("engine_watchdog", watchdog_report((record,)), at=at(record.stalled_at) if record.stalled_ns else ""),
     )
+
+
+class NeverFitsFromSamples(FromSamples, NeverFits):
+    """A queue before an empty pool.
+
+    Sees: requests wait for longer than a step, none runs, and the pool is empty.
+    Cannot tell: a paused engine, or one that is frozen with an empty pool, looks the same.
+    Not when: the engine counts all of them as waiting for something else than room.
+    """
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the requests that wait with nothing running and an empty pool for longer than a step."""
+        samples = list(ledger.samples)
+        if samples[-1].awake is False:
+            return
+        start = last_window(
+            samples, lambda s: s.running == 0 and bool(s.waiting) and s.usage is not None and s.usage < EMPTY_SHARE
+        )
+        if start is None:
+            return
+        first, last = samples[start], samples[-1]
+        waiting = last.waiting or 0
+        if last.deferred and last.deferred >= waiting:
+            return  # they wait for something other than room, and the engine reports it
+        age = seconds_apart(first, last)
+        scrapes = settings(LEAST_SCRAPES) * scrape_interval_s(samples)
+        longest = settings(LONGEST_TIMES) * moving_pause_s(samples[:start])
+        allowed = max(settings(self.figures_grace_s), longest, scrapes)
+        if age < allowed / 4:
+            return
+        for_room = "not exposed" if last.deferred is None else waiting - last.deferred
+        yield self.finding(
+            ledger,
+            verdict="cannot-tell",
+            pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            evidence=(
+                Evidence("waiting", waiting, "requests", last.source, last.position),
+                Evidence("waiting_for_blocks", for_room, "requests", last.source, last.position),
+                Evidence("running", 0, "requests", last.source, last.position),
+                Evidence("usage", round(100 * (last.usage or 0), 1), "%", last.source, last.position),
+                Evidence("duration_s", round(age, 1), "s", last.source),
+                Evidence("allowed_s", round(allowed, 1), "s"),
+            ),
+            explanation=(
+                f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {counted(waiting, 'request')} waited with"
+                f" nothing running and {percent(last.usage or 0)} of the pool in use: there is room, but the engine"
+                " does not admit the first of them. A request that needs more blocks than the pool has would block the"
+                " queue like this. So would a paused engine (new weights, a profile) or one frozen with an empty pool."
+            ),
+            case="From metrics",
+            missing=(
+                "how many blocks the first request needs: attach the event stream (monitor doctor tcp://HOST:5757)"
+                + (
+                    ""
+                    if last.deferred is not None
+                    else "; and the reason for which requests wait (vllm:num_requests_waiting_by_reason, since vLLM"
+                    " 0.20): a compiling grammar or KV being fetched looks the same"
+                )
+            ),
+        )

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import TextJudgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.lost_blocks import outer_tier_full
-from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ..judgement import Evidence, TextJudgement
+from ..written.lost_blocks import HELD_LINES
+from ..written.written_view import TextDetector, WrittenView, quotes
 
 
-class OuterTier(Detector[TextJudgement]):
+class OuterTier(TextDetector):
     """An outer tier whose buffer is full."""
 
     code = "stuck.outer-tier"
     severity = "error"
     title = "The engine waits for memory in an outer tier"
-    requires = ("log", "report")
-    position = 299
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
-        """Yield the tier's failed allocations."""
-        if not ledger.has_stream:
-            yield from outer_tier_full(WrittenView(ledger, settings))
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Allocations in an outer tier fail, again and again."""
+        lines = view.lines("tier_allocation_failed")
+        if len(lines) < HELD_LINES:
+            return
+        yield view.finding(
+            self.code,
+            lines[0],
+            verdict="likely" if view.states("stuck", "waits_unserved", "slow") else "cannot-tell",
+            evidence=(
+                Evidence("failed_allocations", view.reported.count("tier_allocation_failed"), "lines", "log"),
+                *quotes(lines),
+            ),
+            explanation=(
+                f"The outer tier could not allocate {view.reported.count('tier_allocation_failed'):,} times: its buffer"
+                " is full and the engine waits in it, whatever its own pool has free."
+            ),
+            missing="what fills it: the tier's state line, or the stacks of the engine (py-spy dump)",
+        )

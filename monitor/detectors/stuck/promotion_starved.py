@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.fetch_waits import blocks_of_requests
-from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
-from kvscope.monitor.detectors.stuck.waiting_requests import (
+from ...base.text import duration
+from ...contract.kinds import Cause
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.queue_state import Living, is_outside, was_left_out
+from ...ledger.records import RequestState
+from ..detector import Causes, Settings, StreamDetector, Threshold
+from ..engine_pace import at_pace_s
+from ..judgement import NO_WORK, Alternative, Evidence, Judgement, holds_what_it_needs, seen
+from .head_of_line import HeadOfLine
+from .waiting_requests import (
     Overdue,
+    blocks_of_requests,
     overdue_judgement,
     overdue_requests,
     requests_text,
     since_text,
     was_overtaken,
 )
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import holds_what_it_needs
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.ledger.living_requests import Living, is_outside, was_left_out
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import duration
 
 CLOSED_PASS: Final = frozenset((Cause.TOKEN_BUDGET, Cause.MAX_NUM_SEQS, Cause.PAUSED, Cause.PREEMPTION_IN_STEP))
 """Limits of a whole pass: with one reached, the scheduler tries no waiting request, however long it has been ready."""
@@ -32,29 +30,29 @@ OWN_LACKS: Final = frozenset((Cause.LORA, Cause.CONNECTOR, Cause.STEP_IN_FLIGHT)
 """What one request lacks, so that a pass leaves it in the queue and goes on to those behind it."""
 
 
-class PromotionStarved(Detector[Judgement]):
+class PromotionStarved(StreamDetector[Judgement]):
     """Requests that are ready and are not scheduled."""
 
     code = "stuck.promotion-starved"
     severity = "error"
     title = "The scheduler skips requests that are ready"
-    requires = ("stream",)
-    position = 250
 
     grace_s = Threshold(
         10,
         "s",
         "a ready request is considered in the next pass, or in the one after a full step, and not seconds later",
     )
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
+    alternatives = (
+        NO_WORK,
+        Alternative(
+            "the head of the queue is rejected before it",
+            "later requests were admitted, none is refused, or each pass would put it back in the queue",
+        ),
+    )
+    causes = Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that are ready and not taken up."""
-        if not ledger.has_stream:
-            return
         living = ledger.living()
         ready = [record for record in living.waiting if record.ready_ns]
         if ready:
@@ -83,31 +81,17 @@ class PromotionStarved(Detector[Judgement]):
         count = len(late.records)
         blocks = blocks_of_requests(late.records)
         yield overdue_judgement(
+            self,
             ledger,
             late,
-            code=self.code,
             began_at=late.records[0].ready_at,
             blocks=tuple(blocks),
             evidence=_ready_evidence(ledger, late, living.running, blocks),
             explanation=(
                 f"{requests_text(late)} {'is' if count == 1 else 'are'} ready, {since_text(ledger, late)}"
                 f" ({duration(late.age_s)}): what {'it' if count == 1 else 'they'} waited for has arrived. The"
-                f" scheduler keeps running, but has put {'it' if count == 1 else 'them'} neither back in the queue"
-                " nor in a step."
-            ),
-            do_now=(
-                "Close its connection and resend the request: a new one goes through the queue.",
-                "Pause the load on this engine: if running requests leave the queue no turn, it gets one then.",
-            ),
-            change=(
-                "vLLM: upgrade to a release that promotes ready requests even if running requests take a step's"
-                " whole token budget (#53130).",
-                "Until then, set --max-num-batched-tokens above the tokens that --max-num-seqs requests decode in a"
-                " step.",
-            ),
-            wont_help=(
-                "Inspecting the connector or the grammar: it is ready.",
-                "A larger pool: the request does not wait for blocks.",
+                f" scheduler keeps running, but has put {'it' if count == 1 else 'them'} neither back in the queue nor"
+                " in a step."
             ),
         )
 
@@ -135,10 +119,10 @@ def _ready_evidence(
     ready_at = at(*(record.ready_at for record in late.records))
     admitted = sum(record.admitted_ns > late.since_ns for record in running)
     return (
-        Evidence("requests_ready", len(late.records), "requests", position=ready_at),
-        Evidence("ready_for_s", round(late.age_s, 1), "s", position=at(late.records[0].ready_at)),
-        Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
-        Evidence("admitted_since_ready", admitted, "requests", position=at(state.places.moved)),
-        Evidence("running", len(running), "requests", position=at(state.places.moved)),
-        Evidence("blocks_held", len(blocks), "blocks", position=ready_at),
+        seen("requests_ready", len(late.records), "requests", ready_at),
+        seen("ready_for_s", round(late.age_s, 1), "s", at(late.records[0].ready_at)),
+        seen("last_step", state.last_step, "step", at(state.places.completed)),
+        seen("admitted_since_ready", admitted, "requests", at(state.places.moved)),
+        seen("running", len(running), "requests", at(state.places.moved)),
+        seen("blocks_held", len(blocks), "blocks", ready_at),
     )

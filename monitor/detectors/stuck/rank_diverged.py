@@ -6,31 +6,18 @@ for one another in each step, all of them stop with the first: that stays stuck.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator
 
 import msgspec
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.engine_stalled import STALLED_DO_NOW, EngineStalled
-from kvscope.monitor.detectors.stuck.rank_steps import AFTER_S, last_step_ns
-from kvscope.monitor.detectors.stuck.stall_effects import NOTHING_MOVES
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import listed
-
-DIVERGED_CHANGE: Final = (
-    "Let the load balancer check the progress of each rank (kvscope's /metrics has a series for each): the server's"
-    " /health covers only the front end, and the tokens of other ranks hide the one that stopped.",
-    "vLLM: upgrade to a release that wakes a rank left behind by others (PR #39366, #45223).",
-)
-
-
-DIVERGED_WONT_HELP: Final = (
-    "Aborting its requests, or sending it fewer: it starts no step for later requests either.",
-    "Watching the server's totals of tokens or running requests: the other ranks keep them moving.",
-)
+from ...base.text import listed
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import Detector, Settings
+from ..harm import verdict_of
+from ..judgement import ENGINE_PAUSED, Evidence, Judgement, Unless
+from ..runbook_files import runbook_advice
+from .engine_stalled import NOTHING_MOVES, EngineStalled
+from .step_expectation import AFTER_S, last_step_ns
 
 
 class RankDiverged(Detector[Judgement]):
@@ -40,23 +27,19 @@ class RankDiverged(Detector[Judgement]):
     severity = "critical"
     title = "One rank of a data-parallel server has stopped"
     requires = ("stream", "metrics", "log")
-    position = 297
 
     after_s = AFTER_S
+    alternatives = (ENGINE_PAUSED, Unless("a slow but sound step", "the other ranks completed steps meanwhile"))
+    causes = NOTHING_MOVES
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield nothing: a rank by itself cannot diverge."""
-        return iter(())
-
-    def detect_rank(
-        self, ledger: EngineLedger, siblings: Sequence[EngineLedger], settings: Settings
-    ) -> Iterator[Judgement]:
         """Yield the stall of a rank beside others that go on."""
         stalls = EngineStalled()
-        for stall in stalls.detect(ledger, settings):
-            going_on = stalls.ranks_going_on(stall, siblings, settings)
+        for stall in stalls.stalls(ledger, settings):
+            going_on = stalls.ranks_going_on(stall, ledger, settings)
             if going_on:
-                yield self._beside(stall, going_on, len(siblings))
+                beside = self._beside(stall, going_on, len(ledger.siblings))
+                yield verdict_of(ledger, beside, self.severity, self.alternatives)
 
     def _beside(self, stall: Judgement, going_on: list[EngineLedger], siblings: int) -> Judgement:
         _, _, rank = stall.engine.rpartition("/")
@@ -67,6 +50,7 @@ class RankDiverged(Detector[Judgement]):
         return msgspec.structs.replace(
             stall,
             code=self.code,
+            alternatives=(),
             evidence=(
                 *stall.evidence,
                 Evidence("ranks_stepping", ", ".join(ranks), "", source, stepped_at),
@@ -74,14 +58,8 @@ class RankDiverged(Detector[Judgement]):
                 Evidence("ranks_known", 1 + siblings, "ranks", source, stepped_at),
             ),
             explanation=(
-                f"Rank {rank} has stopped, while {'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)} of the"
-                f" same server {'keeps' if len(ranks) == 1 else 'keep'} running. {stall.explanation}"
+                f"Rank {rank} has stopped, while {'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)} of the same"
+                f" server {'keeps' if len(ranks) == 1 else 'keep'} running. {stall.explanation}"
             ),
-            do_now=STALLED_DO_NOW,
-            change=DIVERGED_CHANGE,
-            wont_help=DIVERGED_WONT_HELP,
+            **runbook_advice(self.code),
         )
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return NOTHING_MOVES

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.engine_pace import at_pace_s
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.outside_pace import (
-    MORE_TIME,
-    OutsideWaitLimit,
-    may_be_slow,
-    outside_wait_limit,
-)
-from kvscope.monitor.detectors.stuck.fetch_waits import (
+from ...base.text import counted, duration, listed, percent
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import RequestState
+from ..detector import Causes, Settings, StreamDetector, Threshold
+from ..engine_pace import MORE_TIME, OutsideWaitLimit, at_pace_s, may_be_slow, outside_wait_limit
+from ..judgement import SLOW_TRANSFER, Alternative, Judgement, holds_what_it_needs, seen
+from .head_of_line import HeadOfLine
+from .waiting_requests import (
     TRANSFER_PROGRESS,
+    Overdue,
     blocks_of_requests,
     could_report_until_ns,
     fetch_waits,
-)
-from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
-from kvscope.monitor.detectors.stuck.waiting_requests import (
-    Overdue,
     overdue_judgement,
     overdue_requests,
     requests_text,
     since_text,
     was_overtaken,
 )
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import holds_what_it_needs
-from kvscope.monitor.detectors.written.failed_transfers import LEAST_WAIT_S
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import counted, duration, listed, percent
-
-REFETCH: Final = "Close its connection and resend the request: its KV is fetched or computed again."
 
 
 def _began_at(record: RequestState) -> int:
@@ -67,50 +53,24 @@ def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
     return not was_overtaken(record, record.fetch_ended_ns, running)
 
 
-REMOTE_LOAD_DO_NOW: Final = (
-    "Inspect the other end of the fetch: an engine that died or dropped this KV never answers.",
-    REFETCH,
-)
-
-
-REMOTE_LOAD_CHANGE: Final = (
-    "Give the fetch a deadline after which the prompt is computed here (vLLM:"
-    ' "kv_load_failure_policy": "recompute" in --kv-transfer-config covers reported failures.'
-    " Mooncake's consumer waits forever, #35943: upgrade).",
-    "Let clients time out and retry, and check that an abort frees the blocks (leak.remote-load-lost).",
-    "If you do not need to fetch prompts, run without the connector (vLLM: remove --kv-transfer-config, kvscope's"
-    " engine: remove --kv-connector).",
-)
-
-
-REMOTE_LOAD_WONT_HELP: Final = (
-    "A larger pool, or a lower load: the request waits for a completion, not for blocks.",
-    "A lease (VLLM_NIXL_ABORT_REQUEST_TIMEOUT, --kv-lease-seconds): it covers blocks kept for sending, not blocks"
-    " being fetched.",
-)
-
-
-class RemoteLoad(Detector[Judgement]):
+class RemoteLoad(StreamDetector[Judgement]):
     """Requests that wait for a fetch of KV that does not end."""
 
     code = "stuck.remote-load"
     severity = "error"
     title = "Requests wait for a KV fetch that does not complete"
-    requires = ("stream",)
-    position = 230
 
     grace_s = Threshold(30, "s", "the fetch of one request's KV takes milliseconds to seconds, behind others some more")
-    least_wait_s = LEAST_WAIT_S
+    least_wait_s = Threshold(
+        60, "s", "a fetch takes seconds, and the prefill of a long prompt on the other side less than a minute"
+    )
+    alternatives = (SLOW_TRANSFER, Alternative("a fetch that ended without the engine noticing", "no end was reported"))
+    causes = Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fetches that take too long."""
-        if ledger.has_stream:
-            under_way = [r for r in fetch_waits(ledger).under_way if not _waits_its_turn(ledger, r)]
-            yield from self._from_stream(ledger, settings, under_way)
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
+        under_way = [r for r in fetch_waits(ledger).under_way if not _waits_its_turn(ledger, r)]
+        yield from self._from_stream(ledger, settings, under_way)
 
     def _limits(
         self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
@@ -154,30 +114,30 @@ class RemoteLoad(Detector[Judgement]):
         ended = [record for record in late.records if record.fetch_ended_ns]
         what = _reported_text(ledger, ended, count)
         yield overdue_judgement(
+            self,
             ledger,
             late,
-            code=self.code,
             began_at=_began_at(late.records[0]),
             unseen="" if len(ended) == count else MORE_TIME if is_first else TRANSFER_PROGRESS,
             is_unproven=is_first,
             severity="info" if is_first else None,
             blocks=tuple(blocks),
             evidence=(
-                Evidence("requests_waiting", count, "requests", position=at(*map(_began_at, late.records))),
-                Evidence("oldest_fetch_s", round(late.age_s, 1), "s", position=at(_began_at(late.records[0]))),
-                Evidence("blocks_held", len(blocks), "blocks", position=at(*map(_began_at, late.records))),
-                Evidence("share_of_pool", round(share, 4), "of the pool", position=at(*map(_began_at, late.records))),
-                Evidence(
+                seen("requests_waiting", count, "requests", at(*map(_began_at, late.records))),
+                seen("oldest_fetch_s", round(late.age_s, 1), "s", at(_began_at(late.records[0]))),
+                seen("blocks_held", len(blocks), "blocks", at(*map(_began_at, late.records))),
+                seen("share_of_pool", round(share, 4), "of the pool", at(*map(_began_at, late.records))),
+                seen(
                     "fetches_reported_complete",
                     len(ended),
                     "requests",
-                    position=at(*map(_began_at, late.records), *(record.fetch_ended_at for record in ended)),
+                    at(*map(_began_at, late.records), *(record.fetch_ended_at for record in ended)),
                 ),
-                Evidence(
+                seen(
                     "connector_polls",
                     state.heartbeat.connector_polls if state.heartbeat else "not heard",
                     "polls",
-                    position=at(state.places.heartbeat),
+                    at(state.places.heartbeat),
                 ),
             ),
             explanation=(
@@ -185,9 +145,6 @@ class RemoteLoad(Detector[Judgement]):
                 f" {since_text(ledger, late)} ({duration(late.age_s)}): {what}. {counted(len(blocks), 'block')}"
                 f" ({percent(share)} of the pool) {'is' if len(blocks) == 1 else 'are'} reserved for it meanwhile."
             ),
-            do_now=REMOTE_LOAD_DO_NOW,
-            change=REMOTE_LOAD_CHANGE,
-            wont_help=REMOTE_LOAD_WONT_HELP,
         )
 
 

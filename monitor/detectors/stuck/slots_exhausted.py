@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import TextJudgement
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.detectors.written.lost_blocks import slots_leaked
-from kvscope.monitor.detectors.written.written_view import WrittenView
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from ...base.text import counted
+from ..judgement import Evidence, TextJudgement
+from ..written.written_view import TextDetector, WrittenView, number_of, quotes
 
 
-class SlotsExhausted(Detector[TextJudgement]):
+class SlotsExhausted(TextDetector):
     """A count of requests that is used up."""
 
     code = "stuck.slots-exhausted"
     severity = "error"
     title = "Request or adapter slots ran out, not KV memory"
-    requires = ("log", "report")
-    position = 298
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
-        """Yield the slots that belong to no request."""
-        if not ledger.has_stream:
-            yield from slots_leaked(WrittenView(ledger, settings))
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """SGLang's audit of request slots."""
+        lines = view.lines("slot_audit_failed")
+        if not lines or any((number_of(line, "unowned") or 0) > 0 for line in view.lines("pool_audit_failed")):
+            return
+        line = lines[0]
+        missing = (number_of(line, "total") or 0) - (number_of(line, "available") or 0)
+        yield view.finding(
+            self.code,
+            line,
+            evidence=(Evidence("missing_slots", round(missing), "slots", "log", line.position), *quotes(lines)),
+            explanation=(
+                f"{counted(round(missing), 'request slot')} of {number_of(line, 'total') or 0:,.0f} belong to no"
+                " request while nothing is running. Once all are gone, the engine admits no request, however much"
+                " memory is free."
+            ),
+            missing="which request kept its slot",
+        )

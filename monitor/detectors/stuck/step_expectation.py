@@ -1,13 +1,36 @@
-"""How long a step in flight may take before it counts as stopped."""
+"""How long a step in flight may take before it counts as stopped, and where the engine's thread stands meanwhile.
+
+The data-parallel ranks of a server show when each last made a step. A stack shows the rest, as far as it was read.
+"""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import StepInFlight
+from ...contract.kinds import Layer
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.engine_state import EngineState
+from ...ledger.records import EngineStack, StepInFlight
+from ..detector import Settings, Threshold
+from ..judgement import Evidence, seen
+
+AFTER_S: Final = Threshold(
+    2,
+    "s",
+    "ranks that wait for one another stop within a step of each other. A rank that steps on for longer does not wait",
+)
+"""A threshold of stuck.rank-diverged. Below it every rank that stands still is stuck.engine-stalled."""
+
+
+def last_step_ns(ledger: EngineLedger) -> int:
+    """Return when it last launched a step, or its metrics showed the end of one, or 0 if that is not known."""
+    if ledger.has_stream:
+        return ledger.wall(ledger.state.launched_ns)
+    moved = [later.at_ns or 0 for earlier, later in pairwise(ledger.samples) if later.steps != earlier.steps]
+    return moved[-1] if moved else 0
+
 
 JITTER_SIGMAS: Final = 3.4
 """Steps of one kind differ. The logarithm of 1 step in 3,000 lies this many standard deviations above the mean, and a
@@ -15,8 +38,6 @@ step must be `slower_than_expected` times as slow as that one.
 """
 MODEL_SIGMAS: Final = 3
 """Standard errors of the model's expectation that are allowed beside it."""
-
-
 NO_STEP_YET: Final = "no step of this epoch has completed, and the first may load, compile or capture"
 NONE_RECEIVED: Final = "no step has completed since its events are received"
 """The reason for a reader that attached to an engine that had made steps: it has compiled before."""
@@ -74,3 +95,52 @@ def step_allowance(ledger: EngineLedger, settings: Settings, limits: StepLimits,
     slow = settings(limits.slower_than_expected) * math.exp(JITTER_SIGMAS * model.jitter)
     allowed = slow * expected + MODEL_SIGMAS * model.uncertainty_s(work)
     return StepAllowance(max(settings(limits.grace), allowed), expected, "", times.longest_s)
+
+
+SHOWN_FRAMES: Final = 8
+LAYER_TEXT: Final = {
+    Layer.SCHEDULER: "the scheduler",
+    Layer.EXECUTOR: "the executor, waiting for its workers",
+    Layer.MODEL: "the model",
+    Layer.CONNECTOR: "the KV connector",
+    Layer.GRAMMAR: "the grammar's compiler",
+    Layer.SAMPLER: "the sampler",
+}
+
+
+def stack_evidence(ledger: EngineLedger, since_ns: int) -> tuple[Evidence, ...]:
+    """Return the layer and the innermost frames, if the stack was read since then (monotonic)."""
+    stack = _stack_since(ledger.state, since_ns)
+    if stack is None:
+        return ()
+    position = ledger.at(stack.at)
+    frames = stack.frames.splitlines()
+    calls = [line for line in frames if not line.startswith("process ")][:SHOWN_FRAMES]
+    processes = [line for line in frames if line.startswith("process ")][:SHOWN_FRAMES]
+    return (
+        seen("stalled_layer", _layer(stack).name, "", position),
+        *(seen("stack_frame", line, "", position) for line in calls),
+        *(seen("worker_process_state", line, "", position) for line in processes),
+    )
+
+
+def stack_text(state: EngineState, since_ns: int) -> str:
+    """Return a sentence with the layer and the innermost call, or an empty one if the stack was not read since then."""
+    stack = _stack_since(state, since_ns)
+    if stack is None or not stack.frames:
+        return ""
+    innermost = stack.frames.splitlines()[0]
+    where = LAYER_TEXT.get(_layer(stack), "")
+    return f" The engine's thread is in {where}, in {innermost}." if where else f" It is in {innermost}."
+
+
+def _stack_since(state: EngineState, since_ns: int) -> EngineStack | None:
+    stack = state.stack
+    return stack if stack is not None and stack.at_ns >= since_ns else None
+
+
+def _layer(stack: EngineStack) -> Layer:
+    try:
+        return Layer(stack.layer)
+    except ValueError:
+        return Layer.UNKNOWN

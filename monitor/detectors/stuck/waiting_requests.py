@@ -2,22 +2,29 @@
 
 How long a request stands still is counted until the scheduler is last known to have gone over its queue: one that
 cannot look is stalled, and its requests are not stuck by themselves.
+
+Requests that wait for a fetch of KV from elsewhere are sorted by what is known of its end. That a fetch has ended,
+which separates stuck.lost-wakeup from stuck.remote-load, only some engines report (COMPLETION_DELIVERED of a living
+request).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, Unpack
 
-from kvscope.monitor.detectors.judgement import Judgement, Verdict
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import clock_time, counted
+from ...base.text import clock_time, counted
+from ...contract.kinds import Status
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.queue_state import Living, is_short_of_blocks
+from ...ledger.records import RequestState
+from ..detector import Detector
+from ..engine_pace import taken_up_until_ns
+from ..judgement import Judgement
+from ..runbook_files import FindingFields
 
 LIVE_HEARTBEAT_S: Final = 1.0
 """How often a live engine sends a heartbeat."""
-
-
 LOST_WAKE: Final = "the lost events: they may include what it waited for. The next audit shows it"
 
 
@@ -71,35 +78,32 @@ def overdue_requests(
     return None
 
 
-def stream_verdict(ledger: EngineLedger) -> Verdict:
-    """Return what the stream supports: after a loss, only likely."""
-    return "likely" if ledger.state.damaged else "confirmed"
-
-
 def missing_after_loss(ledger: EngineLedger) -> str:
     """Return what would raise the verdict."""
     return LOST_WAKE if ledger.state.damaged else ""
 
 
 def overdue_judgement(
-    ledger: EngineLedger, late: Overdue, *, began_at: int, unseen: str = "", is_unproven: bool = False, **own: Any
+    detector: Detector[Judgement],
+    ledger: EngineLedger,
+    late: Overdue,
+    *,
+    began_at: int,
+    unseen: str = "",
+    is_unproven: bool = False,
+    **own: Unpack[FindingFields],
 ) -> Judgement:
     """Judge requests that are overdue by the stream, since the event at `began_at`. `own` is the code's own evidence.
 
     unseen: the signal that would exclude a slow but sound wait, which a time alone does not. With one, the verdict is
     likely. is_unproven: nothing shows yet how long such a wait takes, and the verdict is cannot-tell.
     """
-    best_verdict: Verdict = "likely" if unseen else stream_verdict(ledger)
-    return Judgement(
-        engine=ledger.engine,
-        verdict="cannot-tell" if is_unproven else best_verdict,
-        pending=late.pending,
-        since_ns=ledger.wall(late.since_ns),
-        position=ledger.at(began_at),
-        requests=late.ids,
-        missing=missing_after_loss(ledger) or unseen,
-        **own,
-    )
+    if is_unproven:
+        own["verdict"] = "cannot-tell"
+    own["missing"] = missing_after_loss(ledger) or unseen
+    own |= {"pending": late.pending, "since_ns": ledger.wall(late.since_ns), "position": ledger.at(began_at)}
+    own["requests"] = late.ids
+    return detector.finding(ledger, **own)
 
 
 def since_text(ledger: EngineLedger, late: Overdue) -> str:
@@ -124,3 +128,59 @@ def watchdog_report(records: Iterable[RequestState]) -> str:
     step = min(record.stalled_since_step for record in stalled)
     since = f"since step {step}" if step >= 0 else "since before any step"
     return f"reports it too, for {counted(len(stalled), 'request')}, {since}"
+
+
+def head_short_of_blocks(ledger: EngineLedger) -> RequestState | None:
+    """Return the head of the queue if it was refused for blocks that the pool could have, or else None."""
+    head = ledger.head()
+    return head if head is not None and is_short_of_blocks(ledger.state, head) else None
+
+
+TRANSFER_PROGRESS: Final = "whether the transfer still moves: a large one over a slow link takes as long"
+PLANNED_BEFORE_NS: Final = 1_000_000_000
+"""A step that was launched so shortly after the end of a fetch may have been planned before it."""
+
+
+def could_report_until_ns(ledger: EngineLedger) -> int:
+    """Return the last time, on the engine's clock, at which it could have reported the end of a wait: the launch of a
+    step in flight, or else when the engine was last seen and not paused.
+    """
+    return ledger.looked_ns if ledger.state.in_flight else taken_up_until_ns(ledger)
+
+
+def _engine_sleeps(ledger: EngineLedger, living: Living) -> bool:
+    """Return whether the engine's own thread does nothing: its heart beats, and no step runs and no pass is made."""
+    beat = ledger.state.heartbeat
+    idle = beat is not None and beat.step_in_flight < 0 and not living.running
+    return idle and ledger.beats.count > 0 and not ledger.beats.passes_advanced
+
+
+def _not_noticed(ledger: EngineLedger, record: RequestState) -> bool:
+    """Return whether the fetch has ended and the engine has since launched no step and unpinned nothing."""
+    ended_ns = record.fetch_ended_ns
+    looked = any(tier.unpinned_ns >= ended_ns for tier in ledger.state.tiers.values())
+    return bool(ended_ns) and not looked and ended_ns + PLANNED_BEFORE_NS > ledger.state.launched_ns
+
+
+def blocks_of_requests(records: list[RequestState]) -> list[int]:
+    """Return the blocks of the requests, sorted."""
+    return sorted({block for record in records for block in record.blocks})
+
+
+class FetchWaits(NamedTuple):
+    """Waiting requests by the state of their fetch: still under way, or ended while the engine sleeps."""
+
+    under_way: list[RequestState]
+    not_noticed: list[RequestState]
+
+
+def fetch_waits(ledger: EngineLedger) -> FetchWaits:
+    """Sort the requests that wait for KV that is fetched."""
+    living = ledger.living()
+    waits = FetchWaits([], [])
+    fetching = [r for r in living.waiting if r.status == Status.WAITING_FOR_REMOTE_KVS and r.fetching_ns]
+    if fetching:
+        asleep = _engine_sleeps(ledger, living)
+        for record in fetching:
+            (waits.not_noticed if asleep and _not_noticed(ledger, record) else waits.under_way).append(record)
+    return waits

@@ -8,41 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.engine_pace import MIN_STEPS, at_pace_s
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.stuck.head_of_line import HeadOfLine
-from kvscope.monitor.detectors.stuck.waiting_requests import (
-    Overdue,
-    overdue_judgement,
-    overdue_requests,
-    requests_text,
-    since_text,
-)
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import holds_what_it_needs
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.state.records import RequestState
-from kvscope.monitor.text import counted, duration
+from ...base.text import counted, duration
+from ...contract.kinds import Cause
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.records import RequestState
+from ..advice import them
+from ..detector import Causes, Settings, StreamDetector, Threshold
+from ..engine_pace import MIN_STEPS, at_pace_s
+from ..judgement import NO_ROOM, NO_WORK, Judgement, holds_what_it_needs, seen
+from .head_of_line import HeadOfLine
+from .waiting_requests import Overdue, overdue_judgement, overdue_requests, requests_text, since_text
+
+FREES_BLOCKS = "its blocks become free for others"
 
 
-class ZeroToken(Detector[Judgement]):
+class ZeroToken(StreamDetector[Judgement]):
     """Requests that get no token at any step."""
 
     code = "stuck.zero-token"
     severity = "error"
     title = "A running request receives no tokens"
-    requires = ("stream",)
-    position = 270
 
     grace_s = Threshold(10, "s", "a request that runs may go without tokens in a full step, not in all of them")
     min_steps = MIN_STEPS
+    alternatives = (NO_WORK, NO_ROOM)
+    causes = Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that are passed over with zero tokens."""
-        if not ledger.has_stream:
-            return
         living = ledger.living()
         grace_s = at_pace_s(ledger, settings, self.grace_s)
         running = [r for r in living.running if r.cause == Cause.ZERO_TOKENS]
@@ -52,18 +45,8 @@ class ZeroToken(Detector[Judgement]):
         if not living.running:
             waiting = [r for r in living.waiting if r.cause == Cause.ZERO_TOKENS]
             launched_ns = ledger.state.launched_ns  # until then others had their share of the steps
-            late = overdue_requests(
-                ledger,
-                waiting,
-                lambda r: max(r.since_ns, launched_ns),
-                ledger.looked_ns,
-                grace_s,
-            )
+            late = overdue_requests(ledger, waiting, lambda r: max(r.since_ns, launched_ns), ledger.looked_ns, grace_s)
             yield from self._judge(ledger, late)
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def _judge(self, ledger: EngineLedger, late: Overdue | None) -> Iterator[Judgement]:
         if late is None:
@@ -74,29 +57,19 @@ class ZeroToken(Detector[Judgement]):
         first = late.records[0]
         runs = first.is_running
         yield overdue_judgement(
+            self,
             ledger,
             late,
-            code=self.code,
             began_at=first.since_at,
             blocks=tuple(blocks),
             evidence=(
-                Evidence(
-                    "requests_with_zero_tokens",
-                    count,
-                    "requests",
-                    position=at(*(record.since_at for record in late.records)),
-                ),
-                Evidence("longest_wait_s", round(late.age_s, 1), "s", position=at(first.since_at)),
-                Evidence(
-                    "times_passed_over",
-                    first.times_passed_over,
-                    "times, at the least",
-                    position=at(first.passed_over_at),
-                ),
-                Evidence("computed_tokens", first.computed_tokens, "tokens", position=at(first.since_at)),
-                Evidence("blocks_free", state.free, "blocks", position=at(state.places.pool)),
-                Evidence("blocks_held", len(blocks), "blocks", position=at(state.places.pool)),
-                Evidence("last_step", state.last_step, "step", position=at(state.places.completed)),
+                seen("requests_with_zero_tokens", count, "requests", at(*(record.since_at for record in late.records))),
+                seen("longest_wait_s", round(late.age_s, 1), "s", at(first.since_at)),
+                seen("times_passed_over", first.times_passed_over, "times, at the least", at(first.passed_over_at)),
+                seen("computed_tokens", first.computed_tokens, "tokens", at(first.since_at)),
+                seen("blocks_free", state.free, "blocks", at(state.places.pool)),
+                seen("blocks_held", len(blocks), "blocks", at(state.places.pool)),
+                seen("last_step", state.last_step, "step", at(state.places.completed)),
             ),
             explanation=(
                 f"{requests_text(late)} {_zero_token_verb(runs, count)} given 0 tokens at every"
@@ -108,20 +81,10 @@ class ZeroToken(Detector[Judgement]):
                     else "no other request runs, so each step's budget is whole."
                 )
             ),
-            do_now=(
-                f"Abort {'it' if count == 1 else 'them'} (close the connection):"
-                f" {'its blocks become free for others' if runs else 'the requests behind it run at once'}.",
-            ),
-            change=(
-                "The engine rounds the request's share of a step down to nothing. This is an engine bug: report it"
-                " with the request's history (monitor explain request ID), and upgrade.",
-                "vLLM with Mamba layers and prefix caching: a --max-num-batched-tokens of at least one aligned block,"
-                " or --no-enable-prefix-caching (#40707); pooling models: #55427.",
-            ),
-            wont_help=(
-                "A larger pool (gpu_memory_utilization): blocks are not the limit.",
-                "Waiting: nothing will change.",
-            ),
+            numbers={
+                "Abort it": f"Abort {them(count)}",
+                FREES_BLOCKS: FREES_BLOCKS if runs else "the requests behind it run at once",
+            },
         )
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.events.kinds import Cause
-from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
-from kvscope.monitor.state.records import Preemption, RequestState
-from kvscope.monitor.text import clock_time, counted, duration
+from ...base.text import clock_time, counted, duration
+from ...contract.kinds import Cause
+from ...ledger.engine_ledger import EngineLedger, Point
+from ...ledger.records import Preemption, RequestState
+from ..detector import Settings, StreamDetector, Threshold
+from ..judgement import NO_ROOM, Evidence, Judgement, Unless, seen
+from ..preemptions import LOST_EVENTS, point_at
 
 APART_NS: Final = 10_000_000_000
 """Preemptions further apart than this belong to separate problems."""
@@ -36,46 +35,24 @@ def _step_size(ledger: EngineLedger, since: float, until: float) -> float:
     return (last.output_tokens - first.output_tokens) / steps if steps > 0 else 0.0
 
 
-AFTER_RETRACT_DO_NOW: Final = (
-    "Drain the engine and restart it: a restart resets the limit that it lowered at the preemption.",
-    "Until then, send waiting requests to another engine.",
-)
-
-
-AFTER_RETRACT_CHANGE: Final = (
-    "Check for a newer release (SGLang: issue 26248).",
-    "Make preemptions rare, since each one triggers it again: lower --max-num-seqs, or enlarge the pool"
-    " (--gpu-memory-utilization, --kv-cache-memory-bytes).",
-)
-
-
-AFTER_RETRACT_WONT_HELP: Final = (
-    "More KV memory alone: there is room now, and the engine does not use it.",
-    "A higher --max-num-seqs: the configured limit is not the one in effect.",
-)
-
-
-class AfterRetract(Detector[Judgement]):
+class AfterRetract(StreamDetector[Judgement]):
     """Far fewer requests run long after a preemption than could."""
 
     code = "thrash.after-retract"
     severity = "warning"
     title = "Long after a preemption, far fewer requests run than fit"
-    requires = ("stream",)
-    position = 320
 
     quiet_s = Threshold(
         30, "s", "a sound engine lets one more run with each step, and is back at hundreds in as many steps"
     )
     over_s = Threshold(10, "s", "steps before and now are compared over so long")
     slower = Threshold(2, "times", "steps differ by less as prompts come and go")
+    alternatives = (NO_ROOM, Unless("a lower limit set on purpose", "the limit that the engine allows itself"))
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the slowdown that a preemption left behind."""
-        if ledger.has_stream and ledger.preempted:
-            yield from self._from_stream(ledger, settings)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        if not ledger.preempted:
+            return
         enough_s, over_s = settings(self.quiet_s), settings(self.over_s)
         last = ledger.wall(ledger.preempted[-1].at_ns)
         quiet_s = (ledger.now_ns - last) / 1e9
@@ -100,25 +77,20 @@ class AfterRetract(Detector[Judgement]):
         raised = point_at(ledger, ledger.now_ns).steps - point_at(ledger, last).steps
         waiting = [record for record in state.requests.values() if record.is_waiting]
         before_at = str(point_at(ledger, began).position or "")
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely",
+        yield self.finding(
+            ledger,
             pending=quiet_s < enough_s or raised <= running,  # raised by one with each step, the limit is beyond it
             since_ns=began,
             position=ledger.at(first.at),
             requests=tuple(record.id for record in waiting),
             evidence=_slowdown_evidence(ledger, head, (before, now, before_at), running, quiet_s),
             explanation=(
-                f"Since requests were preempted at {clock_time(began)}, a step produces {now:.1f} output tokens"
-                f" instead of {before:.1f}: at most {counted(running, 'request')} run and"
-                f" {counted(len(waiting), 'request')} wait, although {counted(state.free, 'block')} are free and the"
-                f" next needs {head.blocks_to_admit}. The last preemption was {duration(quiet_s)} ago, and the"
-                " engine never raised the limit that it lowered then."
+                f"Since requests were preempted at {clock_time(began)}, a step produces {now:.1f} output tokens instead"
+                f" of {before:.1f}: at most {counted(running, 'request')} run and {counted(len(waiting), 'request')}"
+                f" wait, although {counted(state.free, 'block')} are free and the next needs {head.blocks_to_admit}."
+                f" The last preemption was {duration(quiet_s)} ago, and the engine never raised the limit that it"
+                " lowered then."
             ),
-            do_now=AFTER_RETRACT_DO_NOW,
-            change=AFTER_RETRACT_CHANGE,
-            wont_help=AFTER_RETRACT_WONT_HELP,
             missing=LOST_EVENTS
             if state.damaged
             else ("the number of requests that the engine currently allows to run at once"),
@@ -136,17 +108,14 @@ def _slowdown_evidence(
     before, now, before_at = sizes
     waiting = [record for record in state.requests.values() if record.is_waiting]
     return (
-        Evidence("output_tokens_per_step_before", round(before, 2), "tokens", position=before_at),
-        Evidence("output_tokens_per_step_now", round(now, 2), "tokens", position=ledger.at(state.places.progressed)),
-        Evidence("max_running", running, "requests", position=moved),
-        Evidence("waiting", len(waiting), "requests", position=moved),
-        Evidence(
-            "max_num_seqs",
-            ledger.description.max_num_seqs or "not said",
-            "requests",
-            position=ledger.at(state.places.started),
+        seen("output_tokens_per_step_before", round(before, 2), "tokens", before_at),
+        seen("output_tokens_per_step_now", round(now, 2), "tokens", ledger.at(state.places.progressed)),
+        seen("max_running", running, "requests", moved),
+        seen("waiting", len(waiting), "requests", moved),
+        seen(
+            "max_num_seqs", ledger.description.max_num_seqs or "not said", "requests", ledger.at(state.places.started)
         ),
-        Evidence("blocks_free", state.free, "blocks", position=ledger.at(state.places.pool)),
-        Evidence("head_blocks_needed", head.blocks_to_admit, "blocks", position=ledger.at(head.arrived_at)),
-        Evidence("since_last_preemption_s", round(quiet_s, 1), "s", position=ledger.at(ledger.preempted[-1].at)),
+        seen("blocks_free", state.free, "blocks", ledger.at(state.places.pool)),
+        seen("head_blocks_needed", head.blocks_to_admit, "blocks", ledger.at(head.arrived_at)),
+        seen("since_last_preemption_s", round(quiet_s, 1), "s", ledger.at(ledger.preempted[-1].at)),
     )

@@ -10,16 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvscope.monitor.detectors.advice import whole_prompts_only
-from kvscope.monitor.detectors.detector import Causes, Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.preemption_counts import COUNTED_NEED, CountedPreemptions, counted_preemptions
-from kvscope.monitor.detectors.preemptions import LOST_EVENTS, point_at, preempted_names, recent_preemptions
-from kvscope.monitor.detectors.sizing.kv_too_small import KvTooSmall
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.detectors.ties import hits_mostly_its_requests
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.text import clock_time, counted, percent
+from ...base.text import clock_time, counted, percent
+from ...ledger.engine_ledger import EngineLedger
+from ..advice import WHOLE_PROMPTS, whole_prompts_only
+from ..detector import Causes, FromMetrics, Settings, StreamDetector, Threshold
+from ..judgement import ORDINARY_LOAD, Alternative, Judgement, hits_mostly_its_requests, seen
+from ..preemptions import COUNTED_NEED, LOST_EVENTS, counted_preemptions, point_at, preempted_names, recent_preemptions
+from ..sizing.kv_too_small import KvTooSmall
 
 
 def _fit_at_full_length(ledger: EngineLedger, names: Sequence[str]) -> int:
@@ -30,31 +27,18 @@ def _fit_at_full_length(ledger: EngineLedger, names: Sequence[str]) -> int:
     return max((ledger.state.total - ledger.state.reserved) // max(largest, 1), 1)
 
 
-PREEMPTION_THRASH_DO_NOW: Final = (
-    "Lower the load: let clients or the router send this engine less until it has caught up.",
-)
-
-
-PREEMPTION_THRASH_WONT_HELP: Final = (
-    "A larger --max-num-batched-tokens: prompts are computed faster but discarded as often.",
-    "Watching the engine's preemption counter: it moves only with the next output token, which these requests do"
-    " not reach.",
-)
-
-
 STILL_CACHED: Final = (
     "whether the prefix cache kept what they had computed: so far, little of it was computed again after them"
 )
 
 
-class PreemptionThrash(Detector[Judgement]):
+class PreemptionThrash(StreamDetector[Judgement]):
     """Preemptions of requests that had given no token yet."""
 
     code = "thrash.preemption"
     severity = "warning"
     title = "Requests are preempted repeatedly before they produce a token"
-    requires = ("stream", "metrics")
-    position = 300
+    counts_events = True
     sample_need = COUNTED_NEED
 
     window_s = Threshold(60, "s", "what was thrown away before is past")
@@ -68,21 +52,13 @@ class PreemptionThrash(Detector[Judgement]):
     min_per_request = Threshold(
         1.5, "for each request", "where only the counter is known: most requests lose their blocks more than once"
     )
+    alternatives = (ORDINARY_LOAD, Alternative("a reset of the prefix cache", "the reason of each preemption"))
+    causes = Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the preemptions whose work was thrown away."""
-        if ledger.has_stream and ledger.preempted:
-            yield from self._from_stream(ledger, settings)
-        elif not ledger.has_stream:
-            counts = counted_preemptions(ledger, settings)
-            if counts is not None and counts.per_request >= settings(self.min_per_request):
-                yield _thrash_by_counters(ledger, counts)
-
-    def causes(self) -> Causes[Judgement]:
-        """Return what it may cause."""
-        return Causes[Judgement]().of(KvTooSmall, hits_mostly_its_requests)
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        if not ledger.preempted:
+            return
         window_s = settings(self.window_s)
         recent = recent_preemptions(ledger, window_s)
         without_output = [one for one in recent if one.computed and not one.outputs]
@@ -98,30 +74,28 @@ class PreemptionThrash(Detector[Judgement]):
         if wasted < least:
             return
         missing = _uncertain_waste(ledger, ledger.wall(began), least)
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="likely" if missing else "confirmed",
+        yield self.finding(
+            ledger,
             since_ns=ledger.wall(began),
             position=ledger.at(without_output[0].at),
             requests=hit,
             evidence=(
-                Evidence("preemptions", len(recent), "preemptions", position=ledger.at(recent[-1].at)),
-                Evidence("preemptions_without_output", len(without_output), "preemptions", position=last_at),
-                Evidence("requests_preempted_without_output", len(hit), "requests", position=last_at),
-                Evidence("tokens_wasted", wasted, "tokens", position=last_at),
-                Evidence("tokens_computed", computed, "tokens", position=ledger.at(state.places.progressed)),
-                Evidence(
+                seen("preemptions", len(recent), "preemptions", ledger.at(recent[-1].at)),
+                seen("preemptions_without_output", len(without_output), "preemptions", last_at),
+                seen("requests_preempted_without_output", len(hit), "requests", last_at),
+                seen("tokens_wasted", wasted, "tokens", last_at),
+                seen("tokens_computed", computed, "tokens", ledger.at(state.places.progressed)),
+                seen(
                     "share_wasted",
                     round(wasted / max(computed, 1), 4),
                     "of the computed",
-                    position=ledger.at(without_output[-1].at, state.places.progressed),
+                    ledger.at(without_output[-1].at, state.places.progressed),
                 ),
-                Evidence(
+                seen(
                     "max_preemptions_per_request",
                     max(Counter(one.id for one in without_output).values()),
                     "preemptions",
-                    position=last_at,
+                    last_at,
                 ),
             ),
             explanation=(
@@ -131,14 +105,11 @@ class PreemptionThrash(Detector[Judgement]):
                 f" {percent(min(wasted / max(computed, 1), 1))} of all computed tokens. The engine admits them when"
                 " only a part of each prompt fits, and they then take blocks from each other."
             ),
-            do_now=PREEMPTION_THRASH_DO_NOW,
-            change=(
-                f"Admit a prompt only if all of it fits: {whole_prompts_only(ledger)}.",
-                f"Lower --max-num-seqs to {_fit_at_full_length(ledger, hit)} (now"
-                f" {ledger.description.max_num_seqs}), the number of these requests that the pool holds at full"
-                " length.",
-            ),
-            wont_help=PREEMPTION_THRASH_WONT_HELP,
+            numbers={
+                WHOLE_PROMPTS: whole_prompts_only(ledger),
+                "the number of these": f"{_fit_at_full_length(ledger, hit)} (now {ledger.description.max_num_seqs}),"
+                " the number of these",
+            },
             missing=missing,
         )
 
@@ -152,23 +123,24 @@ def _uncertain_waste(ledger: EngineLedger, since_ns: int, least: float) -> str:
     return STILL_CACHED if ledger.tally.recompute.since(since_ns) < least else ""
 
 
-def _thrash_by_counters(ledger: EngineLedger, counts: CountedPreemptions) -> Judgement:
-    return Judgement(
-        code=PreemptionThrash.code,
-        engine=ledger.engine,
-        verdict="likely",
-        since_ns=counts.first.at_ns or 0,
-        position=counts.first.position,
-        evidence=counts.evidence(),
-        explanation=(
-            f"{counts.text()} Requests are admitted, lose their blocks to each other and start over. A pool that is"
-            " merely full preempts a few of them once."
-        ),
-        do_now=PREEMPTION_THRASH_DO_NOW,
-        change=(
-            f"Admit a prompt only if all of it fits: {whole_prompts_only(ledger)}.",
-            "Lower --max-num-seqs to the number of full-length requests that the pool holds.",
-        ),
-        wont_help=PREEMPTION_THRASH_WONT_HELP[:1],
-        missing="the requests and what they had computed: attach the event stream (monitor doctor tcp://HOST:5757)",
-    )
+class PreemptionThrashFromMetrics(FromMetrics, PreemptionThrash):
+    """Preemptions by the engine's own counter, many for each request."""
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the counts of the last window."""
+        counts = counted_preemptions(ledger, settings)
+        if counts is None or counts.per_request < settings(self.min_per_request):
+            return
+        yield self.finding(
+            ledger,
+            since_ns=counts.first.at_ns or 0,
+            position=counts.first.position,
+            evidence=counts.evidence(),
+            explanation=(
+                f"{counts.text()} Requests are admitted, lose their blocks to each other and start over. A pool that is"
+                " merely full preempts a few of them once."
+            ),
+            case="From metrics",
+            numbers={WHOLE_PROMPTS: whole_prompts_only(ledger)},
+            missing="the requests and what they had computed: attach the event stream (monitor doctor tcp://HOST:5757)",
+        )

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
-from kvscope.monitor.detectors.thresholds import Threshold
-from kvscope.monitor.detectors.written.written_view import COMPLAINTS, WrittenView, number_of, quotes
+from ..judgement import Evidence, TextJudgement
+from ..stuck.remote_load import RemoteLoad
+from .written_view import COMPLAINTS, WrittenView, number_of, quotes
 
 _TRANSFER_LINES: Final = ("transfer_timed_out", "transfer_failed")
-LEAST_WAIT_S: Final = Threshold(
-    60, "s", "a fetch takes seconds, and the prefill of a long prompt on the other side less than a minute"
-)
-"""A threshold of stuck.remote-load."""
 
 
 def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
@@ -25,12 +21,10 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
     aborted = all("aborted_by" in line.fields for line in lines)
     seconds = max((number_of(line, "seconds") or 0 for line in late), default=0)
     first = min(lines, key=lambda line: line.at_ns or 0)
-    yield TextJudgement(
-        code="stuck.remote-load",
-        engine=view.engine,
+    yield view.finding(
+        "stuck.remote-load",
+        first,
         verdict="cannot-tell" if aborted and not view.states("transfer_lost", *COMPLAINTS) else "likely",
-        since_ns=first.at_ns or 0,
-        position=first.position,
         evidence=(
             Evidence("failed_transfers", sum(map(view.reported.count, _TRANSFER_LINES)), "lines", "log"),
             *((Evidence("waited", seconds, "s", "log", late[0].position),) if seconds else ()),
@@ -40,8 +34,8 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
             "The connector reports KV transfers that did not complete"
             + (f", after a wait of {seconds:,.0f} s" if seconds else "")
             + (". The requests had been aborted, as by a client that disconnects" if aborted else "")
-            + ". Each such request waits until a time-out or an abort, unless this engine computes its KV. The"
-            " other side may have exited, dropped the request, or have a different layout."
+            + ". Each such request waits until a time-out or an abort, unless this engine computes its KV. The other"
+            " side may have exited, dropped the request, or have a different layout."
         ),
         do_now=(
             "Inspect the other side of the transfer for the same request id and time.",
@@ -63,20 +57,18 @@ def fetch_lasts(view: WrittenView) -> Iterator[TextJudgement]:
     for line in lines:
         times.setdefault(line.fields["request"], []).append(line.at_ns or 0)
     waited, request = max(((max(at) - min(at)) / 1e9, str(name)) for name, at in times.items()) if times else (0.0, "")
-    if waited < view.settings(LEAST_WAIT_S) or view.lines(*_TRANSFER_LINES):
+    if waited < view.settings(RemoteLoad.least_wait_s) or view.lines(*_TRANSFER_LINES):
         return
     theirs = [line for line in lines if line.fields["request"] == request]
-    yield TextJudgement(
-        code="stuck.remote-load",
-        engine=view.engine,
+    yield view.finding(
+        "stuck.remote-load",
+        theirs[0],
         verdict="likely" if view.is_report() else "cannot-tell",
-        since_ns=theirs[0].at_ns or 0,
-        position=theirs[0].position,
         evidence=(Evidence("waited", round(waited, 1), "s", "log", theirs[-1].position), *quotes(theirs)),
         explanation=(
             f"The scheduler reports one request as waiting for its KV from elsewhere for {waited:,.0f} s, and no line"
-            " reports a transfer that failed. The other side may still compute, have dropped the request, or have"
-            " sent its KV without a notification that arrived."
+            " reports a transfer that failed. The other side may still compute, have dropped the request, or have sent"
+            " its KV without a notification that arrived."
         ),
         do_now=("Inspect the other side for the same request id: whether it was computed, sent and acknowledged.",),
         change=("Bound the wait: a connector's time-out with kv_load_failure_policy=recompute.",),

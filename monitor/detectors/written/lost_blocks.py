@@ -1,15 +1,15 @@
-"""Blocks without an owner or with one that waits, as audits, connectors and outer tiers report them."""
+"""Lost blocks and blocks freed twice, as audits, connectors, outer tiers and the engine's assertions report them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
-from kvscope.monitor.detectors.leak.held_from_samples import IDLE_FLOOR
-from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes, seconds_between
-from kvscope.monitor.events.samples import ReportedEvent, Sample
-from kvscope.monitor.text import counted, percent
+from ...base.text import counted, percent
+from ...contract.samples import ReportedEvent, Sample
+from ..judgement import Evidence, TextJudgement
+from ..leak.finished_held import FinishedHeld
+from .written_view import WrittenView, number_of, quotes, seconds_between
 
 HELD_LINES: Final = 2
 """Not a threshold: one line shows a state, and two that it lasts."""
@@ -24,24 +24,20 @@ def audit_leak(view: WrittenView) -> Iterator[TextJudgement]:
     line = lines[0]
     unowned = number_of(line, "unowned") or 0
     lost_slots = sum((number_of(slot, "total") or 0) - (number_of(slot, "available") or 0) for slot in slots[:1])
-    yield TextJudgement(
-        code="leak.unaccounted",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=line.at_ns or 0,
-        position=line.position,
+    yield view.finding(
+        "leak.unaccounted",
+        line,
         evidence=(*_audit_numbers(line, unowned), *quotes([*lines[:2], *slots[:1]])),
         explanation=(
-            f"{unowned:,.0f} of {number_of(line, 'total') or 0:,.0f} tokens have no owner: {_sum_of(line)}. The"
-            f" audit runs"
-            " when nothing is running, so that no request can hold them."
+            f"{unowned:,.0f} of {number_of(line, 'total') or 0:,.0f} tokens have no owner: {_sum_of(line)}. The audit"
+            " runs when nothing is running, so that no request can hold them."
             + (f" {counted(round(lost_slots), 'request slot')} is also missing." if lost_slots else "")
             + " A counter with the same error would look the same."
         ),
         do_now=("Restart the engine during a quiet time: only a restart frees the tokens.",),
         change=(
-            "Find the request before the line: an abort, a retraction or a chunked prefill whose free was skipped."
-            " This is an engine bug: report it with these sums, and try another release.",
+            "Find the request before the line: an abort, a retraction or a chunked prefill whose free was skipped. This"
+            " is an engine bug: report it with these sums, and try another release.",
         ),
         wont_help=(
             "A larger --mem-fraction-static: the pool also fills, only later.",
@@ -58,12 +54,9 @@ def audit_surplus(view: WrittenView) -> Iterator[TextJudgement]:
         return
     line = lines[0]
     surplus = -(number_of(line, "unowned") or 0)
-    yield TextJudgement(
-        code="corrupt.double-free",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=line.at_ns or 0,
-        position=line.position,
+    yield view.finding(
+        "corrupt.double-free",
+        line,
         evidence=(*_audit_numbers(line, -surplus), *quotes(lines)),
         explanation=(
             f"{surplus:,.0f} tokens more are free or evictable than the pool of {number_of(line, 'total') or 0:,.0f}"
@@ -99,35 +92,9 @@ def _sum_of(line: ReportedEvent) -> str:
     )
 
 
-def slots_leaked(view: WrittenView) -> Iterator[TextJudgement]:
-    """SGLang's audit of request slots."""
-    lines = view.lines("slot_audit_failed")
-    if not lines or any((number_of(line, "unowned") or 0) > 0 for line in view.lines("pool_audit_failed")):
-        return
-    line = lines[0]
-    missing = (number_of(line, "total") or 0) - (number_of(line, "available") or 0)
-    yield TextJudgement(
-        code="stuck.slots-exhausted",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=line.at_ns or 0,
-        position=line.position,
-        evidence=(Evidence("missing_slots", round(missing), "slots", "log", line.position), *quotes(lines)),
-        explanation=(
-            f"{counted(round(missing), 'request slot')} of {number_of(line, 'total') or 0:,.0f} belong to no request"
-            " while nothing is running. Once all are gone, the engine admits no request, however much memory is"
-            " free."
-        ),
-        do_now=("Restart the engine during a quiet time.",),
-        change=("Report it to the engine's project. A higher --max-running-requests only delays it.",),
-        wont_help=("More KV memory.",),
-        missing="which request kept its slot",
-    )
-
-
 def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a pool that stays in use with nothing running, while a connector delays frees."""
-    idle = _idle_end(view.samples, view.settings(IDLE_FLOOR))
+    idle = _idle_end(view.samples, view.settings(FinishedHeld.idle_floor))
     delayed = view.lines("free_delayed")
     if len(idle) < HELD_LINES or not (delayed or view.mentioned("connector_named") or "kv_connector" in view.facts):
         return
@@ -137,12 +104,10 @@ def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
         return  # a consumer may still fetch them
     usage = last.usage or 0.0
     held_s = seconds_between(idle[0], last, len(idle))
-    yield TextJudgement(
-        code="leak.finished-held",
-        engine=view.engine,
+    yield view.finding(
+        "leak.finished-held",
+        idle[0],
         verdict="likely" if delayed else "cannot-tell",
-        since_ns=idle[0].at_ns or 0,
-        position=idle[0].position,
         evidence=(
             Evidence("usage_with_nothing_running", round(100 * usage, 1), "%", "log", last.position),
             Evidence("held_for", round(held_s, 1), "s", "log"),
@@ -184,12 +149,10 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
     if not lines:
         return
     seconds = number_of(lines[0], "seconds")
-    yield TextJudgement(
-        code="leak.lease-burst",
-        engine=view.engine,
+    yield view.finding(
+        "leak.lease-burst",
+        lines[0],
         verdict="likely" if len(lines) > 1 else "cannot-tell",
-        since_ns=lines[0].at_ns or 0,
-        position=lines[0].position,
         evidence=(
             Evidence("expired_leases", view.reported.count("lease_expired"), "lines", "log"),
             *((Evidence("lease", seconds, "s", "log", lines[0].position),) if seconds else ()),
@@ -207,35 +170,6 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
-def stale_reads(view: WrittenView) -> Iterator[TextJudgement]:
-    """Yield fetches by a decode worker of blocks that the prefill side had released."""
-    lines = view.lines("stale_read")
-    if not lines:
-        return
-    yield TextJudgement(
-        code="corrupt.stale-remote-read",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=lines[0].at_ns or 0,
-        position=lines[0].position,
-        evidence=(Evidence("reads", view.reported.count("stale_read"), "lines", "log"), *quotes(lines)),
-        explanation=(
-            "A decode worker read blocks of a request that this engine had released: their lease had ended, and by then"
-            " they may hold another request's KV. The client gets status 200 and an answer that may be wrong."
-        ),
-        do_now=(
-            "Treat answers from that time as suspect.",
-            "Find what delays the read: a full decode side, or the network.",
-        ),
-        change=(
-            "Give leases more time than a request may queue on the decode side (VLLM_NIXL_ABORT_REQUEST_TIMEOUT,"
-            " kv_lease_duration), or use a release that renews them.",
-        ),
-        wont_help=("Retrying on the client: the status does not show the error.",),
-        missing="whether the blocks had been reused by then: the event stream of a probe on the prefill side",
-    )
-
-
 def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield an outer tier in which every item is pinned."""
     states = [line for line in view.lines("tier_state") if number_of(line, "items")]
@@ -244,20 +178,17 @@ def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
     if not full:
         return
     items = number_of(full[-1], "items") or 0
-    yield TextJudgement(
-        code="leak.external-pins",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=full[0].at_ns or 0,
-        position=full[0].position,
+    yield view.finding(
+        "leak.external-pins",
+        full[0],
         evidence=(
             Evidence("pinned_items", round(items), "items", "log", full[-1].position),
             Evidence("items", round(items), "items", "log", full[-1].position),
             *quotes([*stuck[:2], *full[:2]]),
         ),
         explanation=(
-            f"All {items:,.0f} items of the tier are pinned, so nothing can be evicted and nothing new is stored. A"
-            " pin lasts as long as a fetch: these are lookups whose fetch never started."
+            f"All {items:,.0f} items of the tier are pinned, so nothing can be evicted and nothing new is stored. A pin"
+            " lasts as long as a fetch: these are lookups whose fetch never started."
         ),
         do_now=("Restart the process that holds the tier: the pins go with it.",),
         change=("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",),
@@ -266,61 +197,55 @@ def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
-def outer_tier_full(view: WrittenView) -> Iterator[TextJudgement]:
-    """Allocations in an outer tier fail, again and again."""
-    lines = view.lines("tier_allocation_failed")
-    if len(lines) < HELD_LINES:
+_AFTER_CORRUPTION: Final = (
+    "Restart the engine, and treat earlier answers as suspect: two requests may have shared a block.",
+)
+_NO_REMEDY: Final = ("More memory, or a larger pool.", "Removing the check: it reports the bug and does not cause it.")
+_WHICH_REQUEST: Final = "which request freed the block, and when: the event stream of a probe"
+
+
+def block_freed_twice(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a refusal of the block manager to free a block that no request holds."""
+    lines = view.lines("freed_twice")
+    if not lines:
         return
-    yield TextJudgement(
-        code="stuck.outer-tier",
-        engine=view.engine,
-        verdict="likely" if view.states("stuck", "waits_unserved", "slow") else "cannot-tell",
-        since_ns=lines[0].at_ns or 0,
-        position=lines[0].position,
-        evidence=(
-            Evidence("failed_allocations", view.reported.count("tier_allocation_failed"), "lines", "log"),
-            *quotes(lines),
-        ),
+    yield view.finding(
+        "corrupt.double-free",
+        lines[0],
+        evidence=quotes(lines),
         explanation=(
-            f"The outer tier could not allocate {view.reported.count('tier_allocation_failed'):,} times: its"
-            f" buffer is full"
-            " and the engine waits in it, whatever its own pool has free."
+            "The block manager was to free a block whose reference count is 0 already. Two sequences shared it and one"
+            " of them freed it once too often, or an aborted request was freed again. A count that was lost before"
+            " looks the same."
         ),
-        do_now=("Check the tier's own state: what is pinned, and whether evictions happen.",),
-        change=("Give the tier more memory than the requests in flight need (LMCACHE_MAX_LOCAL_CPU_SIZE).",),
-        wont_help=("A larger KV pool on the device.",),
-        missing="what fills it: the tier's state line, or the stacks of the engine (py-spy dump)",
+        do_now=_AFTER_CORRUPTION,
+        change=(
+            "Disable features that share blocks within a request (beam search, n > 1, a sliding window, offloading)"
+            " until you have a release with the fix.",
+        ),
+        wont_help=_NO_REMEDY,
+        missing=_WHICH_REQUEST,
     )
 
 
-def outer_misses(view: WrittenView) -> Iterator[TextJudgement]:
-    """Look-ups in an outer tier that stored before, none with a hit."""
-    lookups, stored = view.lines("tier_lookup"), view.lines("tier_stored")
-    hits = sum(number_of(line, "hits") or 0 for line in lookups)
-    if len(lookups) < HELD_LINES or not stored or hits:
+def free_list_contradicts(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a failed assertion of the block pool: its list of free blocks and its counts disagree."""
+    lines = view.lines("free_list_broken")
+    if not lines:
         return
-    if not view.states("shared_prompts", "tier_misses", "prefix_misses"):
-        return  # prompts that share nothing miss too
-    yield TextJudgement(
-        code="collapse.outer-hits",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=lookups[0].at_ns or 0,
-        position=lookups[0].position,
-        evidence=(
-            Evidence("lookups", view.reported.count("tier_lookup"), "lines", "log"),
-            Evidence("hit_tokens", 0, "tokens", "log"),
-            *quotes([*lookups[:2], *stored[:2]]),
-        ),
+    condition = next((str(line.fields["condition"]) for line in lines if "condition" in line.fields), "")
+    yield view.finding(
+        "corrupt.counter-drift",
+        lines[0],
+        evidence=quotes(lines),
         explanation=(
-            f"{counted(len(lookups), 'look-up')} in the outer tier missed although it stores KV, and the report says"
-            " that prompts share a prefix: keys do not match, or chunks are larger than the shared prefix."
+            "A check of the block pool fails"
+            + (f" ({condition})" if condition else "")
+            + ": its list of free blocks, its counter and the blocks' references do not agree. A block that was freed"
+            " twice (corrupt.double-free), or freed while another part of the engine still used it, leaves such a list."
         ),
-        do_now=("Send one prompt twice, seconds apart, and compare the two lookup lines.",),
-        change=(
-            "Make keys equal on all sides (same model name, tokenizer, chunk size, PYTHONHASHSEED), and the chunk"
-            " smaller than the shared prefix.",
-        ),
-        wont_help=("A larger tier: lookups miss what is stored.",),
-        missing="the keys of what is stored and looked up: the tier's debug log",
+        do_now=_AFTER_CORRUPTION,
+        change=("Report it with the lines above it. Until it is fixed, run without block reuse or the connector.",),
+        wont_help=_NO_REMEDY,
+        missing=_WHICH_REQUEST,
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.detectors.written.written_view import WrittenView, line_number, number_of
-from kvscope.monitor.events.samples import ReportedEvent
-from kvscope.monitor.planning.known_models import KnownModel, known_model
-from kvscope.monitor.planning.plan_types import GIB_BYTES
-from kvscope.monitor.planning.start_remedies import RefusedNumbers, pool_sentence, start_remedies
+from ...contract.samples import ReportedEvent
+from ...planning.known_models import KnownModel, known_model
+from ...planning.plan_types import GIB_BYTES
+from ...planning.start_remedies import RefusedNumbers, pool_sentence, start_remedies
+from .written_view import WrittenView, line_number, number_of
 
 DEFAULT_RELEASE: Final = (0, 33)
 EIGHT_BIT_DTYPES: Final = ("fp8", "fp8_e4m3", "fp8_e5m2")
@@ -69,8 +69,7 @@ def planned_shares(view: WrittenView) -> tuple[str, ...]:
         flags = " and ".join(f"--gpu-memory-utilization {share:.2f}" for share in shares)
         return (
             f"Plan for {name}: {model.weights / GIB_BYTES:.2f} GiB of weights; the pool follows from the device's"
-            f" memory, which the text lacks: `monitor plan {name} --device-memory SIZE`"
-            f" with {flags}.",
+            f" memory, which the text lacks: `monitor plan {name} --device-memory SIZE` with {flags}.",
         )
     return tuple(_planned_shares(named, device, shares, release_of(view)))
 

@@ -1,29 +1,20 @@
-"""Pools that are too small, full, or empty, and blocks that are too large, by statistics and start-up lines."""
+"""Pools that are too small, full or empty, blocks that are too large, and memory that is not the pool's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvscope.monitor.analysis.demand import capacity_tokens
-from kvscope.monitor.detectors.held.long_request import LongRequest
-from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
-from kvscope.monitor.detectors.preemption_counts import FULL_AT
-from kvscope.monitor.detectors.thresholds import Threshold
-from kvscope.monitor.detectors.written.planned_settings import planned_shares
-from kvscope.monitor.detectors.written.refusals import REFUSAL_LINES
-from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
-from kvscope.monitor.events.samples import ReportedEvent, Sample
-from kvscope.monitor.text import counted, percent
+from ...base.text import counted, percent
+from ...contract.samples import ReportedEvent, Sample
+from ...ledger.demand import capacity_tokens
+from ..held.long_request import LongRequest
+from ..judgement import Evidence, TextJudgement
+from ..preemptions import FULL_AT
+from .planned_settings import planned_shares
+from .refusals import REFUSAL_LINES
+from .written_view import WrittenView, number_of, quotes
 
-NEARLY_EMPTY: Final = Threshold(
-    0.5, "of the pool", "half of the pool is free and no request waits: memory is not the limit"
-)
-"""A threshold of held.not-memory."""
-STANDING_USAGE: Final = Threshold(
-    0.1, "of the pool", "nine tenths are free, so memory is not what is missing, even where no token is computed"
-)
-"""A threshold of held.not-memory."""
 LINES_IN_A_ROW: Final = 2
 """Not a threshold: one line shows a state, and two that it lasts."""
 REPEATED_PREEMPTIONS: Final = 51
@@ -40,10 +31,8 @@ def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
     if capacity is None or longest is None or capacity >= longest or view.lines(*REFUSAL_LINES):
         return
     size = view.facts.get("kv_cache_size_tokens") or view.facts["max_concurrency"]
-    yield TextJudgement(
-        code="sizing.kv-too-small",
-        engine=view.engine,
-        verdict="likely",
+    yield view.finding(
+        "sizing.kv-too-small",
         position=size.position,
         evidence=(
             Evidence("pool_capacity", capacity, "tokens", "log", size.position),
@@ -52,8 +41,8 @@ def pool_below_one_request(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         explanation=(
             f"The pool holds {capacity:,} tokens, {percent(capacity / longest)} of one request of the {longest:,}"
-            " tokens that are allowed. The engine accepts a request longer than the pool, never completes it, and"
-            " the queue behind it waits."
+            " tokens that are allowed. The engine accepts a request longer than the pool, never completes it, and the"
+            " queue behind it waits."
         ),
         do_now=(f"Start it with --max-model-len {capacity}: it then rejects longer requests at once.",),
         change=(_MORE_MEMORY, "Upgrade: later releases refuse to start with such a pool."),
@@ -82,10 +71,8 @@ def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
         return
     tokens = number_of(reported[0], "tokens") or 0
     size = view.facts.get("kv_cache_size_tokens") or view.facts["max_concurrency"]
-    yield TextJudgement(
-        code="stuck.never-fits",
-        engine=view.engine,
-        verdict="likely",
+    yield view.finding(
+        "stuck.never-fits",
         position=reported[0].position,
         evidence=(
             Evidence("request_size", round(tokens), "tokens", "report", reported[0].position),
@@ -99,8 +86,8 @@ def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
         do_now=("Abort the request (close its connection). The requests behind it run at once.",),
         change=(f"Set --max-model-len {capacity}, so that the engine rejects such a request at once.", _MORE_MEMORY),
         wont_help=("Restarting: the same request blocks it again.", "A higher --max-num-seqs."),
-        missing="how many blocks the request needs, if the model has sliding-window layers: the event stream of"
-        " a probe",
+        missing="how many blocks the request needs, if the model has sliding-window layers: the event stream of a"
+        " probe",
     )
 
 
@@ -120,31 +107,28 @@ def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
     if not lines or not (view.is_report() or _ends_full(view, lines)):
         return
     waiting = max((sample.waiting or 0 for sample in view.samples), default=0)
-    yield TextJudgement(
-        code="sizing.kv-too-small",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=lines[0].at_ns or 0,
-        position=lines[0].position,
+    yield view.finding(
+        "sizing.kv-too-small",
+        lines[0],
         evidence=(
             Evidence("preemption_lines", len(lines), "lines", "log"),
             Evidence("waiting", waiting, "requests", "log"),
             *quotes(lines),
         ),
         explanation=(
-            "The engine itself reports that the pool has no room for its running requests and preempts some of"
-            f" them: {counted(len(lines), 'such line')}"
+            "The engine itself reports that the pool has no room for its running requests and preempts some of them:"
+            f" {counted(len(lines), 'such line')}"
             + (f", with up to {waiting:,} requests waiting." if waiting else ".")
             + " It recomputes their work, or swaps it to the host."
         ),
         do_now=(
-            "Lower --max-num-seqs (SGLang: --max-running-requests) to the number of full-length requests that"
-            " the pool holds.",
+            "Lower --max-num-seqs (SGLang: --max-running-requests) to the number of full-length requests that the pool"
+            " holds.",
         ),
         change=(_MORE_MEMORY, "With the engine of before V1, --swap-space 0 recomputes instead of swapping."),
         wont_help=("Restarting: the same load fills the same pool.",),
-        missing="how often each request was preempted: vllm:num_preemptions_total twice, or the event stream of"
-        " a probe",
+        missing="how often each request was preempted: vllm:num_preemptions_total twice, or the event stream of a"
+        " probe",
     )
 
 
@@ -172,12 +156,9 @@ def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
     if len(end) < LINES_IN_A_ROW or min(sample.usage or 0 for sample in end) < view.settings(LongRequest.min_share):
         return
     first, last = end[0], end[-1]
-    yield TextJudgement(
-        code="held.long-request",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=first.at_ns or 0,
-        position=first.position,
+    yield view.finding(
+        "held.long-request",
+        first,
         evidence=(
             Evidence("usage", round(100 * (last.usage or 0), 1), "%", "log", last.position),
             Evidence("running", 1, "requests", "log", last.position),
@@ -186,79 +167,13 @@ def one_request_holds_much(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         explanation=(
             f"One request runs and holds {percent(last.usage or 0)} of the pool. It generates"
-            f" {last.generation_tokens_per_s or 0:g} tokens/s, so it is alive."
-            f" {counted(last.waiting or 0, 'request')} wait behind it: the first needs more blocks than are left, or"
-            " hits another scheduler limit."
+            f" {last.generation_tokens_per_s or 0:g} tokens/s, so it is alive. {counted(last.waiting or 0, 'request')}"
+            " wait behind it: the first needs more blocks than are left, or hits another scheduler limit."
         ),
         do_now=("Wait for it, or abort it: the engine admits the others as soon as it ends.",),
         change=("Limit the size of a request: --max-model-len, or its max_tokens.", _MORE_MEMORY),
         wont_help=("Restarting, unless you want to lose that request.",),
         missing="whether the first waiting request lacks blocks: vllm:num_requests_waiting_by_reason, or a probe",
-    )
-
-
-def endless_output(view: WrittenView) -> Iterator[TextJudgement]:
-    """Yield an answer without an end from a healthy engine."""
-    phrases = view.phrases("endless_output")
-    if not phrases:
-        return
-    alive = [sample for sample in view.samples if sample.running and sample.generation_tokens_per_s]
-    yield TextJudgement(
-        code="held.endless-output",
-        engine=view.engine,
-        verdict="likely" if len(alive) >= LINES_IN_A_ROW else "cannot-tell",
-        since_ns=(alive[0].at_ns or 0) if alive else 0,
-        position=phrases[0].position,
-        evidence=(Evidence("lines_with_tokens", len(alive), "lines", "log"), *quotes(phrases)),
-        explanation=(
-            "The model generates until it reaches its limit"
-            + (f": tokens are computed in {counted(len(alive), 'line')}, so the engine is healthy." if alive else ".")
-            + " Its KV grows with each token and becomes free when the request ends."
-        ),
-        do_now=("Limit it: max_tokens in the request, or a limit on its reasoning.",),
-        change=("Set stop sequences, or a repetition penalty, for this model.",),
-        wont_help=("More KV memory, or a restart: the next such answer is just as long.",),
-        missing="" if len(alive) >= LINES_IN_A_ROW else "the log while it generates, or the answer's length",
-    )
-
-
-def nearly_empty_pool(view: WrittenView) -> Iterator[TextJudgement]:
-    """Yield a complaint about a slow or stuck engine while nine tenths of the pool are free."""
-    samples = [
-        sample
-        for sample in view.samples
-        if sample.usage is not None
-        and sample.running
-        and (
-            sample.generation_tokens_per_s or sample.prompt_tokens_per_s or sample.usage < view.settings(STANDING_USAGE)
-        )
-    ]
-    phrases = view.phrases("slow", "stuck", "usage_low")
-    if not samples or not phrases or len(samples) < len(view.samples):
-        return
-    highest = max(sample.usage or 0 for sample in samples)
-    if highest >= view.settings(NEARLY_EMPTY) or any(sample.waiting for sample in samples):
-        return
-    last = samples[-1]
-    yield TextJudgement(
-        code="held.not-memory",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=samples[0].at_ns or 0,
-        position=last.position,
-        evidence=(
-            Evidence("highest_usage", round(100 * highest, 1), "%", "log", last.position),
-            Evidence("running", last.running or 0, "requests", "log", last.position),
-            *quotes(phrases[:1]),
-        ),
-        explanation=(
-            f"At most {percent(highest)} of the pool is in use in these lines and no request waits for it: KV memory"
-            " does not limit this engine. Kernels, the device, sampling or the client does."
-        ),
-        do_now=("Profile the engine while it is slow: py-spy dump, and the device's utilization.",),
-        change=("Check quantization kernels, --enforce-eager, CPU threads and the client's own limits.",),
-        wont_help=("More KV memory or a larger pool.", "Restarting."),
-        missing="the log or the metrics page while it happens",
     )
 
 
@@ -269,10 +184,8 @@ def block_above_prompts(view: WrittenView) -> Iterator[TextJudgement]:
     if not lines or not misses:
         return
     tokens = number_of(lines[0], "tokens") or 0
-    yield TextJudgement(
-        code="sizing.block-inflated",
-        engine=view.engine,
-        verdict="likely",
+    yield view.finding(
+        "sizing.block-inflated",
         position=lines[0].position,
         evidence=(
             Evidence("block_size", round(tokens), "tokens", "log", lines[0].position),
@@ -311,10 +224,8 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
     asked, found = number_of(queries[-1], "value") or 0, number_of(hits[-1], "value") or 0
     if not asked or found:
         return
-    yield TextJudgement(
-        code="collapse.prefix-hits",
-        engine=view.engine,
-        verdict="likely",
+    yield view.finding(
+        "collapse.prefix-hits",
         position=queries[-1].position,
         evidence=(
             Evidence("looked_up_tokens", round(asked), "tokens", "metrics", queries[-1].position),
@@ -328,8 +239,8 @@ def prefix_never_hit(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         do_now=("Send one prompt of several blocks twice, and read vllm:prefix_cache_hits_total before and after.",),
         change=(
-            "Make the shared prefix longer than one block and put the varying part last, or try a release with"
-            " partial hits.",
+            "Make the shared prefix longer than one block and put the varying part last, or try a release with partial"
+            " hits.",
         ),
         wont_help=("A larger pool: the blocks are cached, but lookups miss them.",),
         missing="which group of layers misses: KV events (monitor doctor tcp://HOST:5557), or a probe",
@@ -343,10 +254,8 @@ def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
     if not (idle and phrases and view.states("front_end", "answers_health")):
         return
     last = view.samples[-1]
-    yield TextJudgement(
-        code="stuck.front-end",
-        engine=view.engine,
-        verdict="likely",
+    yield view.finding(
+        "stuck.front-end",
         position=last.position,
         evidence=(
             Evidence("running", 0, "requests", last.source, last.position),
@@ -355,8 +264,8 @@ def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         explanation=(
             "The scheduler has neither running nor waiting requests while clients wait for answers: the requests or"
-            " their answers are stuck in the front end. A dead engine whose last metrics read 0 looks the same,"
-            " except that it does not serve new requests either."
+            " their answers are stuck in the front end. A dead engine whose last metrics read 0 looks the same, except"
+            " that it does not serve new requests either."
         ),
         do_now=("Send one new request. If it succeeds, the engine is healthy and the front end lost the others.",),
         change=("Run the front end with one worker (SGLang: --tokenizer-worker-num 1; vLLM: --api-server-count 1).",),
@@ -382,9 +291,8 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
     is_asked = view.states("question") or view.lines("start_up_done")
     if not phrases and ((pool is None and not allocated) or not is_asked):
         return
-    yield TextJudgement(
-        code="held.pool-reserved",
-        engine=view.engine,
+    yield view.finding(
+        "held.pool-reserved",
         verdict="likely" if pool is not None or allocated else "cannot-tell",
         position=pool.position if pool is not None else (allocated or phrases)[0].position,
         evidence=(
@@ -400,9 +308,9 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes([*allocated[:1], *phrases]),
         ),
         explanation=(
-            "This memory is the KV pool. At startup the engine allocates everything that its share of the device"
-            " leaves after weights and activations, and keeps it. The usage of the pool, not of the device, shows"
-            " what requests need."
+            "This memory is the KV pool. At startup the engine allocates everything that its share of the device leaves"
+            " after weights and activations, and keeps it. The usage of the pool, not of the device, shows what"
+            " requests need."
         ),
         do_now=("Nothing has to be done.", *planned_shares(view)),
         change=("To use less, set the pool's size: --kv-cache-memory-bytes, or a lower --gpu-memory-utilization.",),
@@ -410,4 +318,36 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
         missing=""
         if pool is not None or allocated
         else "the engine's start-up lines: its memory profile has the pool's size",
+    )
+
+
+_ON_THE_HOST: Final = ("offload", "connector", "pinned", "remote_load")
+"""Concepts of tiers that keep KV in host memory."""
+
+
+def host_memory_grows(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield the case of a person who names host memory in a text without any KV there."""
+    grows = view.phrases("host_memory_grows")
+    phrases = [*grows, *view.phrases("host_process_killed")]
+    if not phrases or view.states(*_ON_THE_HOST, "stuck", "waits_unserved", "start_fails"):
+        return
+    if view.mentioned("connector_named", "out_of_memory", "swap_space_exhausted", "tier_allocation_failed"):
+        return
+    yield view.finding(
+        "held.not-memory",
+        verdict="likely" if grows else "cannot-tell",
+        position=phrases[0].position,
+        evidence=quotes(phrases),
+        explanation=(
+            "The report is about host memory. The KV pool is device memory of a fixed size, and nothing in the text"
+            " offloads KV to the host, so blocks do not cause the growth. Input caches, serialized messages and host"
+            " buffers may. An offload tier that the text does not mention would keep KV there."
+        ),
+        do_now=("Find the growing process: run ps -o pid,rss,cmd -C python twice, some minutes apart.",),
+        change=(
+            "Bound the input caches (vLLM: --mm-processor-cache-gb), then profile the process with memray or"
+            " tracemalloc.",
+        ),
+        wont_help=("A smaller KV pool, or a lower --gpu-memory-utilization: neither is host memory.",),
+        missing="which process grows and with what: its RSS over time beside the number of requests",
     )

@@ -1,98 +1,36 @@
-"""Failed starts, and devices that ran out of memory, according to the engine's own lines."""
+"""Failed starts and devices that ran out of memory, by the engine's own lines.
+
+A memory profile that leaves something out is computed again from its own lines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
-from kvscope.monitor.detectors.thresholds import Threshold
-from kvscope.monitor.detectors.written.planned_settings import remedies_of
-from kvscope.monitor.detectors.written.written_view import WrittenView, number_of, quotes
-from kvscope.monitor.events.samples import ReportedEvent
+from ...base.text import percent
+from ...contract.samples import ReportedEvent
+from ...ledger.memory_breakdown import (
+    GIB_B,
+    HEADROOM,
+    MeasuredMemory,
+    NoBreakdown,
+    breakdown_of,
+    fit_requested,
+    over_requested,
+    rounding,
+    use_all,
+)
+from ..judgement import Evidence, TextJudgement
+from ..shared_thresholds import MOST_ELSEWHERE
+from .planned_settings import planned_pool
+from .written_view import WrittenView, number_of, quotes
 
 REFUSAL_LINES: Final = ("refused_for_length", "refused_without_pool", "refused_for_other_processes")
-MOST_ELSEWHERE: Final = Threshold(
-    0.1, "of the device", "what a CUDA context and a display take beside the engine is less"
-)
-"""A threshold of sizing.other-process."""
-
-LEAST_WORKERS: Final = 2
-"""Not a threshold: a single worker has no other to differ from."""
-MUCH_LARGER: Final = Threshold(
-    1.5, "times", "pipeline stages differ by a layer or an embedding, devices of another size by more"
-)
-"""A threshold of sizing.smallest-worker."""
 
 
-def refused_start(view: WrittenView) -> Iterator[TextJudgement]:
-    """Yield a start that the engine refused, naming the shortage of one request or of the pool."""
-    lines = view.lines(*REFUSAL_LINES)
-    if not lines or view.samples:
-        return
-    exact = next((line for line in lines if _lacks(line)), None)
-    line = exact or lines[0]
-    yield TextJudgement(
-        code="sizing.refused-start",
-        engine=view.engine,
-        verdict="confirmed" if exact is not None else "likely",
-        since_ns=line.at_ns or 0,
-        position=line.position,
-        evidence=(*_printed_numbers(line), *quotes(lines)),
-        explanation=_why_refused(line),
-        do_now=remedies_of(view, line),
-        change=(
-            "Leave more memory for the pool: a higher --gpu-memory-utilization (SGLang: --mem-fraction-static), a"
-            " lower --max-num-batched-tokens, weights or KV in 8 bits, or more devices.",
-        ),
-        wont_help=("Restarting with the same arguments: the sums stay the same.",),
-        missing="" if exact is not None else "the memory profile above the error: what weights and activations took",
-    )
-
-
-def _lacks(line: ReportedEvent) -> bool:
-    """Whether its own two numbers show that it cannot start."""
-    needed, available = number_of(line, "needed_gib"), number_of(line, "available_gib")
-    length, pool = number_of(line, "max_len"), number_of(line, "pool_tokens")
-    free, desired = number_of(line, "free_gib"), number_of(line, "desired_gib")
-    below_zero = (number_of(line, "pool_gib") or 0) < 0 or (
-        "pool_blocks" in line.fields and (number_of(line, "pool_blocks") or 0) <= 0
-    )
-    return (
-        below_zero
-        or (needed is not None and available is not None and needed > available)
-        or (length is not None and pool is not None and length > pool)
-        or (free is not None and desired is not None and free < desired)
-    )
-
-
-def _why_refused(line: ReportedEvent) -> str:
-    needed, available = number_of(line, "needed_gib"), number_of(line, "available_gib")
-    length, pool = number_of(line, "max_len"), number_of(line, "pool_tokens")
-    if needed is not None and available is not None:
-        return (
-            f"The engine refused to start: one request of {length or 0:,.0f} tokens needs {needed:g} GiB of KV"
-            f" cache and"
-            f" the pool has {available:g} GiB, {needed - available:.2f} GiB too little. The numbers are the"
-            f" engine's own."
-        )
-    if pool is not None and length is not None:
-        return (
-            f"The engine refused to start: a request may have {length:,.0f} tokens and the pool holds {pool:,.0f}."
-            " The numbers are the engine's own."
-        )
-    if (desired := number_of(line, "desired_gib")) is not None:
-        return (
-            f"The engine refused to start: it needed {desired:g} GiB of the device and"
-            f" {number_of(line, 'free_gib'):g} GiB were free. Another process holds the rest."
-        )
-    return (
-        "The engine refused to start: weights, activations and other device memory leave nothing for the KV pool"
-        " within its share."
-    )
-
-
-def _printed_numbers(line: ReportedEvent) -> tuple[Evidence, ...]:
+def printed_numbers(line: ReportedEvent) -> tuple[Evidence, ...]:
+    """Return the numbers of the engine's own line as evidence."""
     units = {"gib": "GiB", "len": "tokens", "tokens": "tokens", "blocks": "blocks"}
     return tuple(
         Evidence(name, value, units.get(name.rpartition("_")[2], ""), "log", line.position)
@@ -101,39 +39,7 @@ def _printed_numbers(line: ReportedEvent) -> tuple[Evidence, ...]:
     )
 
 
-def other_process(view: WrittenView) -> Iterator[TextJudgement]:
-    """Less of the device was free than the engine's share, or an out-of-memory error counts others."""
-    refused = view.lines("refused_for_other_processes", "profile_disturbed")
-    crowded = [line for line in view.lines("out_of_memory") if _held_by_others(line) > view.settings(MOST_ELSEWHERE)]
-    lines = refused or crowded
-    if not lines:
-        return
-    line = lines[0]
-    held = _held_by_others(line)
-    yield TextJudgement(
-        code="sizing.other-process",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=line.at_ns or 0,
-        position=line.position,
-        evidence=(*_printed_numbers(line), *quotes(lines)),
-        explanation=(
-            f"Other processes hold {100 * held:.0f} % of the device, by the sums of the error."
-            if crowded and not refused
-            else "Another process holds device memory that the engine needs: less was free than its share, or free"
-            " memory changed while the engine measured."
-        ),
-        do_now=("List the processes on the device: nvidia-smi --query-compute-apps=pid,used_memory --format=csv.",),
-        change=(
-            "End the other process, give the engine a device of its own, or lower --gpu-memory-utilization to what"
-            " is left. A share refers to the whole device, including the memory of other processes.",
-        ),
-        wont_help=("A shorter --max-model-len: the memory is missing before the pool is sized.",),
-        missing="which process holds it: nvidia-smi at that time. An engine that did not exit looks the same",
-    )
-
-
-def _held_by_others(line: ReportedEvent) -> float:
+def held_by_others(line: ReportedEvent) -> float:
     """Return the share of the device that is neither free nor this process's, if the error has the numbers."""
     total, free = number_of(line, "total_gib"), number_of(line, "free_gib")
     own = number_of(line, "this_process_gib") or (
@@ -144,51 +50,19 @@ def _held_by_others(line: ReportedEvent) -> float:
     return max(0.0, (total - free - own) / total)
 
 
-def smallest_worker(view: WrittenView) -> Iterator[TextJudgement]:
-    """Workers that print pools of very different sizes: the smallest is everyone's."""
-    lines = [line for line in view.lines("worker_pool") if (number_of(line, "pool_gib") or 0) > 0]
-    sizes = [number_of(line, "pool_gib") or 0.0 for line in lines]
-    if len(sizes) < LEAST_WORKERS or max(sizes) < view.settings(MUCH_LARGER) * min(sizes) or view.lines("start_up")[2:]:
-        return
-    yield TextJudgement(
-        code="sizing.smallest-worker",
-        engine=view.engine,
-        verdict="likely",
-        position=lines[sizes.index(min(sizes))].position,
-        evidence=(
-            Evidence("smallest_pool", min(sizes), "GiB", "log", lines[sizes.index(min(sizes))].position),
-            Evidence("largest_pool", max(sizes), "GiB", "log", lines[sizes.index(max(sizes))].position),
-            *quotes(lines),
-        ),
-        explanation=(
-            f"Workers have room for pools from {min(sizes):g} to {max(sizes):g} GiB, and all get the smallest:"
-            f" each keeps"
-            f" the same number of blocks. {max(sizes) - min(sizes):.2f} GiB of the roomiest device stay unused."
-            f" Lines of two"
-            " starts in one text look the same."
-        ),
-        do_now=("Find what takes the memory of the smallest worker: nvidia-smi on that device.",),
-        change=("Use devices of one size, or give the smallest fewer layers (VLLM_PP_LAYER_PARTITION).",),
-        wont_help=("A higher --gpu-memory-utilization, once the smallest device is full.",),
-        missing="the worker of each line, if the text does not show it",
-    )
-
-
 def ran_out_of_memory(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield an out-of-memory error, by the phase of the engine: loading, profiling, capturing graphs or serving."""
     lines = view.lines("out_of_memory")
-    if not lines or any(_held_by_others(line) > view.settings(MOST_ELSEWHERE) for line in lines):
+    if not lines or any(held_by_others(line) > view.settings(MOST_ELSEWHERE) for line in lines):
         return
     code, sure, why = _phase_of_failure(view, lines)
     line = lines[0]
     after_pool = code == "sizing.kv-too-large"
-    yield TextJudgement(
-        code=code,
-        engine=view.engine,
+    yield view.finding(
+        code,
+        line,
         verdict="likely" if sure else "cannot-tell",
-        since_ns=line.at_ns or 0,
-        position=line.position,
-        evidence=(*_printed_numbers(line), *quotes(lines)),
+        evidence=(*printed_numbers(line), *quotes(lines)),
         explanation=_sums(line) + why,
         do_now=(
             "Start it again with a lower --gpu-memory-utilization (0.05 less leaves as much of the device free), or"
@@ -254,10 +128,8 @@ def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
         or taken is not None
     ):
         return
-    yield TextJudgement(
-        code="sizing.kv-too-large",
-        engine=view.engine,
-        verdict="likely",
+    yield view.finding(
+        "sizing.kv-too-large",
         position=captured[0].position,
         evidence=(
             Evidence("kv_pool", rest, "GiB", "log", view.facts["kv_cache_reserved_gib"].position),
@@ -265,11 +137,99 @@ def graphs_beside_the_pool(view: WrittenView) -> Iterator[TextJudgement]:
         ),
         explanation=(
             f"The memory profile gives all that is left, {rest:g} GiB, to the pool and has no line for graphs, which"
-            " are captured after it: they come on top of the share. The report says that memory ran out during"
-            " capture."
+            " are captured after it: they come on top of the share. The report says that memory ran out during capture."
         ),
         do_now=("Lower --gpu-memory-utilization by what the graphs take, or start with --enforce-eager.",),
         change=("Upgrade: vLLM 0.21 and later keep an estimate for graphs out of the pool.",),
         wont_help=("More --swap-space: it is host memory.",),
         missing="the out-of-memory error itself, with its sums",
     )
+
+
+PURPOSES_OF_SUGGESTIONS: Final = {
+    "suggested_fit_requested_bytes": "to fit into the requested share",
+    "suggested_use_all_bytes": "to use all of the device",
+}
+
+
+def graphs_above_the_share(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a report on missing memory with a profile whose pool left no room for graphs within the share.
+
+    The sums alone are no problem: most devices have that room outside the share.
+    """
+    if not view.states("out_of_memory") or view.lines("out_of_memory"):
+        return
+    try:
+        breakdown, _ = breakdown_of(view.facts.values())
+    except NoBreakdown:
+        return
+    over, slack = over_requested(breakdown), rounding(breakdown)
+    if over is None or breakdown.kv_cache is None or over <= slack or breakdown.graphs <= slack:
+        return
+    position = view.facts["memory_total_gib"].position
+    fits, largest = fit_requested(breakdown).kv_cache_memory, use_all(breakdown).kv_cache_memory
+    yield view.finding(
+        "sizing.kv-too-large",
+        position=position,
+        evidence=(
+            Evidence("graphs_actual", breakdown.graphs, "bytes", "log", position),
+            Evidence("kv_pool", breakdown.kv_cache, "bytes", "log", position),
+            Evidence("above_the_share", over, "bytes", "log", position),
+            *_recomputed_suggestions(view, breakdown, position),
+            *quotes(view.phrases("out_of_memory", "graphs")),
+        ),
+        explanation=(
+            "The profile sized the pool before graphs were captured and left them out: they took"
+            f" {breakdown.graphs / GIB_B:.2f} GiB, and the engine is {over / GIB_B:.2f} GiB above the"
+            f" {breakdown.requested / GIB_B:.2f} GiB that it was to take. {_recomputed(view, breakdown)} With a share"
+            " near 1 the same omission runs out of memory."
+        ),
+        do_now=(
+            f"Start with --kv-cache-memory-bytes {fits}: the pool and the graphs then fit into the share, with"
+            f" {HEADROOM >> 20} MiB to spare.",
+            f"Graphs take {breakdown.graphs / GIB_B:.2f} GiB, {percent(breakdown.graphs / breakdown.device_total)} of"
+            " the device: as a share, --gpu-memory-utilization"
+            f" {(breakdown.requested - over) / breakdown.device_total:.4f} leaves room for them.",
+            *planned_pool(view, fits, position),
+        ),
+        change=(
+            f"At most --kv-cache-memory-bytes {largest} fits the device, if nothing else uses it.",
+            "Upgrade: vLLM 0.21 and later keep an estimate for graphs out of the pool. Or start with --enforce-eager.",
+        ),
+        wont_help=("A higher --gpu-memory-utilization: the pool grows with it, and the graphs stay outside.",),
+        missing="the out-of-memory error itself, with its sums, and what else used the device then",
+    )
+
+
+def _recomputed_suggestions(view: WrittenView, breakdown: MeasuredMemory, position: str) -> Iterator[Evidence]:
+    """Both suggestions as printed and as the profile's own lines add up to."""
+    computed = {
+        "suggested_fit_requested_bytes": fit_requested(breakdown).kv_cache_memory,
+        "suggested_use_all_bytes": use_all(breakdown).kv_cache_memory,
+    }
+    for name, value in computed.items():
+        if (printed := view.number(name)) is not None:
+            yield Evidence(name.removesuffix("_bytes"), round(printed), "bytes", "log", view.facts[name].position)
+        yield Evidence(name.removesuffix("_bytes").replace("suggested", "computed"), value, "bytes", "log", position)
+
+
+def _recomputed(view: WrittenView, breakdown: MeasuredMemory) -> str:
+    """Name the suggestion that takes more than the share, or more than the device has free."""
+    sentences = []
+    for name, purpose in PURPOSES_OF_SUGGESTIONS.items():
+        printed = view.number(name)
+        if printed is None:
+            continue
+        whole = breakdown.without_kv + printed
+        beyond_device, beyond_share = whole - breakdown.free_at_start, whole - breakdown.requested
+        if beyond_device > rounding(breakdown):
+            words = f"overcommits the device by {beyond_device / GIB_B:.2f} GiB"
+        elif beyond_share > rounding(breakdown):
+            words = (
+                f"takes {beyond_share / GIB_B:.2f} GiB more than the share and leaves {-beyond_device / GIB_B:.2f} GiB"
+                " of the device free"
+            )
+        else:
+            words = f"adds up, {-beyond_share / GIB_B:.2f} GiB below the share"
+        sentences.append(f"The suggestion {purpose} {words}.")
+    return " ".join(sentences)

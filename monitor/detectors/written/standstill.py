@@ -1,46 +1,107 @@
-"""Engines that stand still or died, as statistics and other processes' lines show."""
+"""Engines that stand still or died, as statistics and other processes' lines show.
+
+vLLM since 0.10.2 logs one line of statistics without a token, and then none until a token is computed again. The log
+goes on nevertheless, with stamps and with the probes that the front end answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvscope.monitor.detectors.judgement import Evidence, TextJudgement
-from kvscope.monitor.detectors.thresholds import Threshold
-from kvscope.monitor.detectors.written.silent_tail import NO_TAIL, SilentTail, longest_silence_s, silent_tail
-from kvscope.monitor.detectors.written.written_view import (
-    WrittenView,
-    interval_of,
-    line_number,
-    quotes,
-    seconds_between,
-)
-from kvscope.monitor.events.samples import ReportedEvent, Sample
-from kvscope.monitor.text import clock_time, counted, duration, percent
+from ...base.text import clock_time, counted, duration, percent
+from ...contract.samples import ReportedEvent, Sample
+from ...sources.engine_log import RUN_ENDS
+from ..judgement import Evidence, TextJudgement
+from ..sample_math import apart_s
+from ..stuck.engine_stalled import EngineStalled
+from .written_view import WrittenView, interval_of, line_number, quotes, seconds_between
 
-LEAST_S: Final = Threshold(
-    20, "s", "two of vLLM's intervals without a token, where lines before show short steps, or a person complains"
-)
-LEAST_UNKNOWN_S: Final = Threshold(
-    60, "s", "where no line shows how long a step takes here, a slow engine pauses for so long, too"
-)
+
+class SilentTail(NamedTuple):
+    """The time after the last statistics: its length, and the part after the first request that came since."""
+
+    seconds: float
+    requests: int = 0
+    after_request_s: float = 0.0
+    request_at: str = ""
+    until: str = ""
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Return the figures, with the lines that they end and begin at."""
+        return (
+            Evidence("log_goes_on_for", round(self.seconds, 1), "s", "log", self.until),
+            Evidence("requests_received_since", self.requests, "requests", "log", self.request_at),
+        )
+
+    def text(self) -> str:
+        """Describe it, and what it leaves open."""
+        goes_on = (
+            f"The log goes on for {duration(self.seconds)} without another line of statistics, which vLLM prints as"
+            " soon as it computes a token"
+        )
+        if not self.requests:
+            return (
+                f"{goes_on}. It shows no request that came since: had all clients given up during one long step, an"
+                " idle engine would be as silent."
+            )
+        return f"{goes_on}, though {counted(self.requests, 'request')} came since."
+
+
+NO_TAIL: Final = SilentTail(0.0)
+
+
+def silent_tail(view: WrittenView) -> SilentTail:
+    """Return what follows the engine's last statistics in its run, or NO_TAIL if nothing shows time."""
+    last = view.samples[-1]
+    end = _run_end_ns(view, line_number(last.position))
+    goes_on, requests = view.facts.get("last_stamp"), view.facts.get("requests_since_statistics")
+    until_ns = end if end is not None else goes_on.at_ns if goes_on is not None else None
+    stamped_s = max(0.0, (until_ns - last.at_ns) / 1e9) if until_ns and last.at_ns else 0.0
+    probed_s, probed_since_s = view.number("probed_for_s") or 0.0, view.number("probed_since_request_s") or 0.0
+    seconds = max(stamped_s, probed_s)
+    if not seconds:
+        return NO_TAIL
+    probed = view.facts.get("probed_for_s")
+    until = probed.position if probed is not None and probed_s > stamped_s else goes_on.position if goes_on else ""
+    count = int(view.number("requests_since_statistics") or 0)
+    if requests is None or not count:
+        return SilentTail(seconds, until=until)
+    came_ns = requests.at_ns
+    since_s = max(0.0, (until_ns - came_ns) / 1e9) if until_ns and came_ns else 0.0
+    return SilentTail(seconds, count, max(since_s, probed_since_s), requests.position, until)
+
+
+def _run_end_ns(view: WrittenView, last_line: int) -> int | None:
+    """Return when the engine ended or restarted after its last statistics, 0 if that line has no time, or None if it
+    did neither.
+    """
+    ended = [line for line in view.lines(*RUN_ENDS) if line_number(line.position) > last_line]
+    return min(ended, key=lambda line: line_number(line.position)).at_ns or 0 if ended else None
+
+
+def longest_silence_s(samples: Sequence[Sample]) -> float:
+    """Return the longest time that passed without statistics after a line without a token, and then ended."""
+    gaps = (
+        apart_s(one, two)
+        for one, two in pairwise(samples)
+        if one.running and not (one.generation_tokens_per_s or one.prompt_tokens_per_s) and not two.restarted
+    )
+    return max((gap for gap in gaps if gap is not None), default=0.0)
+
+
 LINES_OF_PROGRESS: Final = 3
-"""Each with tokens, just before: steps are shorter than the interval. Not a threshold: least_unknown_s applies where
+"""Each with tokens, just before: steps are shorter than the interval. Not a threshold: text_unknown_s applies where
 fewer lines show it.
 """
 VLLM_INTERVAL_S: Final = 9.5
 """Ten seconds, as stamps without fractions show them. Not a threshold: a fact of vLLM's logger."""
-TIMES_LONGEST: Final = Threshold(
-    2, "times", "a pause that was as long before and ended shows how long a step may take here"
-)
-"""All of stuck.engine-stalled."""
 TIMEOUTS: Final = ("call_timed_out", "input_dumped", "watchdog_expired")
 """Lines by which an engine gives a step up."""
 REPORTED_HANGS: Final = ("stuck", "waits_unserved", "unanswered", "process_gone")
 """Concepts by which a person reports that nothing moves, in contrast to a slow engine."""
 ROOT_ERRORS: Final = ("out_of_memory", "refused_for_length", "refused_without_pool", "refused_for_other_processes")
-
 _DO_NOW: Final = (
     "Take the stacks while it hangs: py-spy dump --pid PID of the engine's process and of each worker.",
     "Check whether its processes exist, and their state: ps -o pid,stat,etime,cmd -C python.",
@@ -48,16 +109,13 @@ _DO_NOW: Final = (
 )
 WOULD_END: Final = " A kernel that compiles on first use, or a prefill of minutes, would end by itself."
 LONG_PROMPT: Final = (
-    " A long prompt looks the same: it produces no token before its last chunk, and earlier lines do not show"
-    " whether usage would move meanwhile."
+    " A long prompt looks the same: it produces no token before its last chunk, and earlier lines do not show whether"
+    " usage would move meanwhile."
 )
 _CHANGE: Final = (
     "Use a one-token request as liveness probe instead of /health, which the front end answers by itself.",
 )
-_WONT_HELP: Final = (
-    "More KV memory, or fewer requests: the step hangs with any pool.",
-    "Waiting for /health to fail.",
-)
+_WONT_HELP: Final = ("More KV memory, or fewer requests: the step hangs with any pool.", "Waiting for /health to fail.")
 
 
 def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
@@ -68,20 +126,20 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return
     if view.number("halted"):
         return  # its operator has paused it, or put it to sleep
-    still = _still_lines(view.samples)
+    still = still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
-    if _ended_by_an_error(view, given_up, still) and not waits:
+    if ended_by_an_error(view, given_up, still) and not waits:
         return
     others = [
         line for line in (*waits, *given_up) if not still or line_number(line.position) > line_number(still[0].position)
     ]
     tail = silent_tail(view) if still else NO_TAIL
-    lasted = _stood_s(view.samples, still, view.settings(TIMES_LONGEST), tail.seconds)
+    lasted = _stood_s(view.samples, still, view.settings(EngineStalled.text_times_longest), tail.seconds)
     before = view.samples[: len(view.samples) - len(still)]
     is_short = view.is_report() or (bool(still) and _steps_were_short(before) and _none_admitted(before, still))
-    least = view.settings(LEAST_S if is_short else LEAST_UNKNOWN_S)
+    least = view.settings(EngineStalled.text_least_s if is_short else EngineStalled.text_unknown_s)
     by_others = bool((still and others) or len(others) > 1 or given_up)
-    unknown_s = view.settings(LEAST_UNKNOWN_S)
+    unknown_s = view.settings(EngineStalled.text_unknown_s)
     is_silent = tail.seconds >= unknown_s
     shown = (lasted >= least and (len(still) > 1 or is_silent)) or by_others
     if not shown or _moves_on(view.samples, others, still):
@@ -92,7 +150,7 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
     yield _stalled(view, still, others, lasted, tail if is_silent else NO_TAIL, sure=sure)
 
 
-def _ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent], still: Sequence[Sample] = ()) -> bool:
+def ended_by_an_error(view: WrittenView, given_up: Sequence[ReportedEvent], still: Sequence[Sample] = ()) -> bool:
     """Whether the input was dumped without a time-out: any exception of a step does that.
 
     A step that stood still before, or a person who reports a hang, makes a time-out of it, unless a worker died.
@@ -141,7 +199,7 @@ def _usage_moves_with_tokens(before: Sequence[Sample]) -> bool:
     return _counted_tokens(last) and all(one.usage != two.usage for one, two in pairwise(last))
 
 
-def _still_lines(samples: Sequence[Sample]) -> list[Sample]:
+def still_lines(samples: Sequence[Sample]) -> list[Sample]:
     """Return the last lines, as far as they show running requests and no computed token."""
     still: list[Sample] = []
     for sample in reversed(samples):
@@ -214,9 +272,8 @@ def _stalled(
         if first.usage is not None and first.usage < 0.5:
             state += f" {percent(first.usage)} of the pool is in use, so memory is not the limit."
     confirmed_by = f" {_reporters(others)}" if others else ""
-    return TextJudgement(
-        code="stuck.engine-stalled",
-        engine=view.engine,
+    return view.finding(
+        "stuck.engine-stalled",
         verdict="likely" if sure else "cannot-tell",
         since_ns=at_ns,
         position=first.position if first is not None else others[0].position,
@@ -249,47 +306,6 @@ def _reporters(others: Sequence[ReportedEvent]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def engine_dead(view: WrittenView) -> Iterator[TextJudgement]:
-    """Yield the end of the engine's process, reported by itself or noticed by the front end."""
-    died = view.lines("engine_died", "worker_died")
-    timed_out = view.lines(*TIMEOUTS)
-    if not died or view.mentioned(*ROOT_ERRORS, "pool_audit_failed", "freed_twice", "free_list_broken"):
-        return
-    if (timed_out and not _ended_by_an_error(view, timed_out, _still_lines(view.samples))) or view.lines("worker_wait"):
-        return
-    after = line_number(died[0].position)
-    answers = [line for line in view.lines("front_end_answers") if line_number(line.position) > after]
-    restarted = [line for line in view.lines("start_up") if line_number(line.position) > after]
-    ended = [line for line in view.lines("shut_down") if line_number(line.position) <= after]
-    begins = view.mentioned("start_up", "frame_of_start") and not view.samples and not view.mentioned("start_up_done")
-    if restarted or ended or begins:
-        return  # an engine that was asked to end looks the same, and one that failed to start is another finding
-    by_itself = [line for line in died if line.name == "worker_died" or line.fields.get("kind") == "fatal error"]
-    sure = bool(answers or by_itself or len(died) > 1)
-    if not sure and not view.is_report():
-        return
-    yield TextJudgement(
-        code="stuck.engine-dead",
-        engine=view.engine,
-        verdict="likely" if sure else "cannot-tell",
-        since_ns=died[0].at_ns or 0,
-        position=died[0].position,
-        evidence=quotes([*died[:2], *answers[:2]]),
-        explanation=(
-            "The engine's process ended with an error"
-            + (", but the front end still responds: its last metrics do not change." if answers else ".")
-            + " Its cause is above that line in the log. Requests in flight are lost, and the engine serves no new"
-            " ones until you restart it."
-        ),
-        do_now=("Restart it: the front end does not restart the process.",)
-        if answers
-        else ("Check whether the engine's process exists: ps -ef | grep -i enginecore.",),
-        change=("Use a one-token request as liveness probe instead of /health.",),
-        wont_help=("A larger pool: the engine schedules nothing anymore.",),
-        missing="" if answers else "whether the front end still responds, and the error above that line",
-    )
-
-
 def socket_thread_died(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield the end of the thread by which vLLM's engine process receives requests or sends answers."""
     died = view.lines("socket_thread_died")
@@ -299,12 +315,9 @@ def socket_thread_died(view: WrittenView) -> Iterator[TextJudgement]:
     if any(line_number(line.position) > after for line in view.lines("start_up")):
         return
     receives = died[-1].fields["side"] == "input"
-    yield TextJudgement(
-        code="stuck.front-end",
-        engine=view.engine,
-        verdict="likely",
-        since_ns=died[0].at_ns or 0,
-        position=died[0].position,
+    yield view.finding(
+        "stuck.front-end",
+        died[0],
         evidence=quotes(died),
         explanation=(
             f"The engine's thread that {'receives requests' if receives else 'sends answers'} ended with an exception,"

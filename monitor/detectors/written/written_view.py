@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, Unpack
 
-from kvscope.monitor.detectors.judgement import Evidence
-from kvscope.monitor.detectors.sample_math import DEFAULT_INTERVAL_S, apart_s
-from kvscope.monitor.detectors.thresholds import Settings
-from kvscope.monitor.events.samples import ReportedEvent, Sample
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
-from kvscope.monitor.sources.text_events import PHRASE_PREFIX
+from ...contract.samples import ReportedEvent, Sample
+from ...ledger.engine_ledger import EngineLedger
+from ...sources.text_events import PHRASE_PREFIX
+from ..detector import Detector, Settings
+from ..harm import verdict_of
+from ..judgement import Evidence, TextJudgement
+from ..runbook_files import FindingFields, with_advice
+from ..sample_math import DEFAULT_INTERVAL_S, apart_s
 
 MOST_QUOTED_LINES: Final = 4
 """The most lines quoted of those that a verdict rests on."""
@@ -41,10 +43,26 @@ class WrittenView:
 
     def __init__(self, ledger: EngineLedger, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
+        self.ledger = ledger
         self.engine = ledger.engine
         self.facts = ledger.facts
         self.reported = ledger.reported
         self.samples: Sequence[Sample] = [sample for sample in ledger.samples if sample.source == "log"]
+
+    def finding(
+        self, code: str, began: ReportedEvent | Sample | None = None, **fields: Unpack[FindingFields]
+    ) -> TextJudgement:
+        """Return a judgement of a code about the engine, with its runbook's advice: likely, unless `fields` have
+        another verdict. It begins at the line `began`.
+        """
+        if began is not None:
+            fields |= {"since_ns": began.at_ns or 0, "position": began.position}
+        fields.setdefault("verdict", "likely")
+        return self.judged(TextJudgement(code, self.engine, **with_advice(code, fields)))
+
+    def judged(self, seen: TextJudgement) -> TextJudgement:
+        """Return the verdict of what a text shows, which measures no harm and excludes no alternative."""
+        return verdict_of(self.ledger, seen, "info", ())
 
     def lines(self, *names: str) -> list[ReportedEvent]:
         """Return the engine's own lines of these classes."""
@@ -70,10 +88,6 @@ class WrittenView:
         """Return a fact's number, or None if there is none."""
         fact = self.facts.get(name)
         return None if fact is None or isinstance(fact.value, str) else float(fact.value)
-
-    def last_line_number(self) -> int:
-        """Return the last line that a sample was read on, or 0 if there is none."""
-        return max((line_number(sample.position) for sample in self.samples), default=0)
 
 
 def line_number(position: str) -> int:
@@ -113,3 +127,18 @@ def interval_of(samples: Sequence[Sample]) -> float:
 
 def _is_phrase(event: ReportedEvent) -> bool:
     return event.name.startswith(PHRASE_PREFIX)
+
+
+class TextDetector(Detector[TextJudgement]):
+    """The base of codes that only the text of a log or a report shows: `read` yields them."""
+
+    requires = ("log", "report")
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
+        """Read the text of an engine without an event stream."""
+        if not ledger.has_stream:
+            yield from self.read(WrittenView(ledger, settings))
+
+    def read(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Yield what the text shows of this code."""
+        raise NotImplementedError

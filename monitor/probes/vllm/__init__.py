@@ -13,9 +13,7 @@ switches it on. It wraps vLLM's methods and replaces nothing. Errors in it never
     probe_state.py         what the hooks share
     hooks.py               a guarded wrapper around one method of one object
     owner.py               whose blocks the pool is handing out or taking back
-    table_reader.py        reads vLLM's own tables out, in slices
-    idle_audit.py          reads those of an idle engine, from the drain thread
-    vllm_description.py    the engine's description when it starts
-    worker_memory.py       the memory breakdown, as vLLM's worker measured it
+    table_reader.py        reads vLLM's own tables out, in slices, and those of an idle engine from the drain thread
+    vllm_description.py    the engine's description when it starts, and the memory breakdown, as its worker measured it
     compatibility.py       whether this vLLM has what the probe hooks into
 """

@@ -9,12 +9,12 @@ from functools import partial
 from types import CodeType
 from typing import Any, Final
 
-from kvscope.monitor.events.kinds import Evict, Holder, Release
-from kvscope.monitor.events.wire import NO_REQUEST
-from kvscope.monitor.probes.vllm.emitter import ALLOCATED, CACHED, Emitter
-from kvscope.monitor.probes.vllm.hooks import Hooks
-from kvscope.monitor.probes.vllm.owner import caller, gives
-from kvscope.monitor.probes.vllm.probe_state import ProbeState, flat_blocks
+from ...contract.kinds import Evict, Holder, Release
+from ...contract.wire import NO_REQUEST
+from .emitter import ALLOCATED, CACHED, Emitter
+from .hooks import Hooks
+from .owner import caller, gives
+from .probe_state import ProbeState, flat_blocks
 
 FREES_COPIES: Final = "_free_cow_retained_blocks"
 """The scheduler's method that frees the blocks of copies on write, at the end of a pass: after all refusals."""

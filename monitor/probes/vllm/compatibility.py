@@ -239,7 +239,8 @@ def main() -> int:
     allowed = os.environ.get("VLLM_PLUGINS")
     left_out = allowed is not None and "kvscope" not in allowed.split(",")
     if not found:
-        print(f"  MISSING the plugin: kvscope is not installed there (entry point {GROUP}): pip install kvscope")
+        remedy = "pip install its wheel or checkout"
+        print(f"  MISSING the plugin: kvscope is not installed there (entry point {GROUP}): {remedy}")
     elif left_out:
         print(f"  MISSING the plugin: VLLM_PLUGINS is {allowed!r} and leaves kvscope out")
     if needed or not found or left_out:

@@ -9,10 +9,10 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Evict, Kind
-from kvscope.monitor.events.wire import NO_REQUEST
-from kvscope.monitor.probes.vllm.probe_state import ProbeState
+from ...contract.event_log import EventLog
+from ...contract.kinds import Evict, Kind
+from ...contract.wire import NO_REQUEST
+from .probe_state import ProbeState
 
 ALLOCATED, CACHED = int(Kind.ALLOCATED), int(Kind.CACHED)
 STEP_LAUNCHED, STEP_COMPLETED = int(Kind.STEP_LAUNCHED), int(Kind.STEP_COMPLETED)

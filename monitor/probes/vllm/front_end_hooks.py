@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from kvscope.monitor.probes.vllm.front_end_messages import FrontEndKind, FrontEndMessage
+from .front_end_inbox import FrontEndKind, FrontEndMessage
 
 logger = logging.getLogger("vllm.kvscope")
 

@@ -14,15 +14,14 @@ from typing import Any, Final
 
 import zmq
 
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.probes.vllm.compatibility import HOOKS, problem
-from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter, watch_front_end
-from kvscope.monitor.probes.vllm.front_end_messages import front_end_endpoint
-from kvscope.monitor.probes.vllm.probe import Probe
-from kvscope.monitor.probes.vllm.vllm_description import rank_of, served_model_name
-from kvscope.monitor.probes.vllm.worker_memory import breakdown, calling_executor
-from kvscope.monitor.publishing.publisher import Publisher, replay_endpoint_for
-from kvscope.monitor.publishing.stall_capture import StallCapture, stacks_enabled
+from ...contract.event_log import EventLog
+from ..publisher import Publisher, replay_endpoint_for
+from ..stall_capture import StallCapture, stacks_enabled
+from .compatibility import HOOKS, problem
+from .front_end_hooks import FrontEndReporter, watch_front_end
+from .front_end_inbox import front_end_endpoint
+from .probe import Probe
+from .vllm_description import breakdown, calling_executor, rank_of, served_model_name
 
 logger = logging.getLogger("vllm.kvscope")
 """Under vLLM's own, so that its format and its level are ours."""

@@ -25,18 +25,17 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from kvscope.monitor.events.event_log import Clock, EventLog
-from kvscope.monitor.probes.vllm.block_hooks import BlockHooks
-from kvscope.monitor.probes.vllm.emitter import Emitter
-from kvscope.monitor.probes.vllm.front_end_inbox import FrontEndInbox
-from kvscope.monitor.probes.vllm.hooks import Hooks
-from kvscope.monitor.probes.vllm.idle_audit import IdleAudit
-from kvscope.monitor.probes.vllm.probe_state import RESERVED_BLOCKS, ProbeState
-from kvscope.monitor.probes.vllm.queue_check import QueueCheck
-from kvscope.monitor.probes.vllm.request_hooks import RequestHooks
-from kvscope.monitor.probes.vllm.scheduler_hooks import SchedulerHooks
-from kvscope.monitor.probes.vllm.vllm_description import describe
-from kvscope.monitor.publishing.packer import Vitals
+from ...contract.event_log import Clock, EventLog
+from ..packer import Vitals
+from .block_hooks import BlockHooks
+from .emitter import Emitter
+from .front_end_inbox import FrontEndInbox
+from .hooks import Hooks
+from .probe_state import RESERVED_BLOCKS, ProbeState
+from .request_hooks import RequestHooks
+from .scheduler_hooks import SchedulerHooks
+from .table_reader import IdleAudit, QueueCheck
+from .vllm_description import describe
 
 NO_STEP: Final = (-1, 0)
 

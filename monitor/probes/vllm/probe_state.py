@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kvscope.monitor.events.kinds import Cause, Release, Status
-from kvscope.monitor.probes.vllm.blocks_needed import BlocksNeeded
+from ...contract.kinds import Cause, Release, Status
+from .blocks_needed import BlocksNeeded
 
 RESERVED_BLOCKS: Final = 1
 """vLLM's null block, which is block 0 and never handed out."""
@@ -79,9 +78,11 @@ class ProbeState:
         self.step = 0
         self.counts_in_flight = requests_count_in_flight()
         self._names: dict[str, int] = {}
-        self.next_number: Callable[[str], int] = partial(_next_of, itertools.count(1))
+        numbers = itertools.count(1)
+        self.next_number: Callable[[str], int] = lambda _request_id: next(numbers)
         """Numbers a new request, by vLLM's id."""
-        self.managers = [m for m in self.manager.coordinator.single_type_managers if _is_of(m, self.pool)]
+        pool, managers = self.pool, self.manager.coordinator.single_type_managers
+        self.managers = [manager for manager in managers if getattr(manager, "block_pool", pool) is pool]
         """Managers of the KV cache groups in this pool: some releases have groups with a pool of their own, in host
         memory.
         """
@@ -148,19 +149,11 @@ class ProbeState:
         return free, -1, self.usable - free, self.total
 
 
-def _next_of(numbers: Iterator[int], _request_id: str) -> int:
-    return next(numbers)
-
-
 def requests_count_in_flight() -> bool:
     """Whether requests of this vLLM count what steps in flight compute: from 0.26 on."""
     from vllm.v1.request import Request
 
     return "num_in_flight_tokens" in Request.__init__.__code__.co_names
-
-
-def _is_of(manager: Any, pool: Any) -> bool:
-    return getattr(manager, "block_pool", pool) is pool
 
 
 def status_of(request: Any) -> Status:

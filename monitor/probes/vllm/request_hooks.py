@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvscope.monitor.events import trace_context
-from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.kinds import Cause, Holder, Load, Preempt, Release, Status
-from kvscope.monitor.events.wire import NO_REQUEST
-from kvscope.monitor.probes.vllm.emitter import Emitter
-from kvscope.monitor.probes.vllm.hooks import Hooks
-from kvscope.monitor.probes.vllm.owner import beneficiary
-from kvscope.monitor.probes.vllm.probe_state import BLOCKED_STATUSES, ProbeState, status_of
-from kvscope.monitor.probes.vllm.vllm_description import lease_ns
+from ...contract import trace_context
+from ...contract.event_log import Clock
+from ...contract.kinds import Cause, Holder, Load, Preempt, Release, Status
+from ...contract.wire import NO_REQUEST
+from .emitter import Emitter
+from .hooks import Hooks
+from .owner import beneficiary
+from .probe_state import BLOCKED_STATUSES, ProbeState, status_of
+from .vllm_description import lease_ns
 
 RELEASE_BY_STATUS: Final = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvscope.monitor.events.event_log import Clock
-from kvscope.monitor.events.kinds import EngineMode, Limit, Status
-from kvscope.monitor.probes.vllm.emitter import STEP_COMPLETED, STEP_LAUNCHED, WHOLE_STEP, Emitter
-from kvscope.monitor.probes.vllm.hooks import Hooks
-from kvscope.monitor.probes.vllm.probe_state import ProbeState, status_of
-from kvscope.monitor.probes.vllm.request_hooks import RequestHooks
-from kvscope.monitor.probes.vllm.table_reader import Auditor
-from kvscope.monitor.probes.vllm.wait_causes import WaitCauses
+from ...contract.event_log import Clock
+from ...contract.kinds import EngineMode, Limit, Status
+from .emitter import STEP_COMPLETED, STEP_LAUNCHED, WHOLE_STEP, Emitter
+from .hooks import Hooks
+from .probe_state import ProbeState, status_of
+from .request_hooks import RequestHooks
+from .table_reader import Auditor
+from .wait_causes import WaitCauses
 
 FLUSH_EVERY_NS: Final = 10_000_000
 """How often, between two steps, notes are written and handed over, and a slice of the audit is read."""

@@ -1,15 +1,22 @@
-"""Reads vLLM's own tables out to the event stream, a slice between two steps, so that no step waits for a walk."""
+"""Audits: reads vLLM's own tables out to the event stream, a slice between two steps, so that no step waits for a walk.
+
+A vLLM that makes no passes is audited from the drain thread: its own thread waits for a request. One may come while the
+tables are read. They are kept until the next heartbeat, and handed over only if nothing has happened since they were
+begun: whatever had changed them in between has been reported by then. QueueCheck looks for unfinished requests in none
+of the scheduler's queues: these are never scheduled again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Final
 
-from kvscope.monitor.events.event_log import EventLog
-from kvscope.monitor.events.kinds import Holder, Status
-from kvscope.monitor.events.wire import PINS
-from kvscope.monitor.probes.vllm.probe_state import STATUS_BY_NAME, ProbeState
+from ...contract.event_log import EventLog
+from ...contract.kinds import Holder, Status
+from ...contract.wire import PINS
+from .emitter import Emitter
+from .probe_state import STATUS_BY_NAME, ProbeState, status_of
 
 BLOCKS_A_SLICE = 8
 """A block takes half a microsecond to read."""
@@ -108,3 +115,99 @@ class Auditor:
             self._log.audit_request(
                 PINS, "pinned", status, 0, 0, pins, holder=Holder.PIN, lease_deadline_ns=-1, detached=True
             )
+
+
+NS_A_BLOCK: Final = 500_000
+"""Half a microsecond to read a block, a thousand times: no more of the time is spent, however often it falls idle."""
+
+
+class IdleAudit:
+    """Audits the engine of `state` when it falls idle. passes: how many it has made."""
+
+    def __init__(self, state: ProbeState, emitter: Emitter, passes: Callable[[], int]) -> None:
+        self._state = state
+        self._emitter = emitter
+        self._passes = passes
+        self._cycles = self._next_ns = 0
+        self._read: EventLog | None = None
+        self._read_at: tuple[int, ...] = ()
+        """The mark of the engine while the tables that are kept were read."""
+        self._audited_at: tuple[int, ...] = ()
+        """Its mark at the last audit: it is not audited again before something happens."""
+
+    def check(self, idle: bool) -> None:
+        """Read the tables of an idle engine, or hand over what was read at the last heartbeat."""
+        mark, kept = self._mark(), self._read
+        self._read = None
+        now = self._emitter.log.clock.monotonic_ns()
+        if not idle or mark == self._audited_at:
+            return
+        if kept is not None and mark == self._read_at:
+            self._hand_over(kept, mark)
+        elif now >= self._next_ns:
+            self._next_ns = now + self._state.pool.num_gpu_blocks * NS_A_BLOCK
+            self._read, self._read_at = self._read_tables(mark), mark
+
+    def _mark(self) -> tuple[int, ...]:
+        """Return what differs once anything has happened to the engine."""
+        emitter = self._emitter
+        return self._passes(), emitter.log.flushes, len(emitter.notes), len(self._state.scheduler.requests)
+
+    def _read_tables(self, mark: tuple[int, ...]) -> EventLog | None:
+        """Return a log with a whole cycle, or None if something happened meanwhile."""
+        log = EventLog(self._emitter.log.clock)
+        self._cycles += 1
+        try:
+            for _ in Auditor(self._state, log).cycle(self._cycles):
+                if self._mark() != mark:
+                    return None
+        except Exception:  # a table changed while it was read; and no audit may cost the heartbeat that asks for it
+            return None
+        return log
+
+    def _hand_over(self, kept: EventLog, mark: tuple[int, ...]) -> None:
+        log, step = self._emitter.log, self._state.step - 1
+        kept.dropped_batches, kept.dropped_events = log.dropped_batches, log.dropped_events
+        kept.flush(step, step, self._state.counts())
+        audit = kept.flushed.popleft()
+        log.flushed.append(audit)
+        self._audited_at = mark
+        if self._mark() != mark:  # events of a later time may stand before it
+            log.flushed.remove(audit)
+            self._audited_at = ()
+
+
+CHECKS: Final = 3
+"""A request on its way between two queues is in none for microseconds, not at so many heartbeats in a row."""
+
+
+class QueueCheck:
+    """Checks the requests of `state` from the drain thread, while the engine works or sleeps."""
+
+    def __init__(self, state: ProbeState, log: EventLog) -> None:
+        self._state = state
+        self._log = log
+        self._missing: dict[str, int] = {}
+        """Requests that were in no queue at the last check, and at how many in a row."""
+
+    def check(self, queued: int) -> None:
+        """Report a request at the third heartbeat in a row at which it is in no queue. queued: how many are in one.
+
+        The names are compared only if there are more unfinished requests than that.
+        """
+        state = self._state
+        if len(state.numbers) - len(state.deferred) <= queued:
+            self._missing.clear()
+            return
+        try:
+            known = {request.request_id for request in list(state.scheduler.running)}
+            for queue in state.queues():
+                known.update(request.request_id for request in list(queue))
+            unfinished = [name for name in list(state.numbers) if name not in known and name not in state.deferred]
+        except RuntimeError:  # a queue changed while it was read: the next heartbeat sees
+            return
+        self._missing = {name: self._missing.get(name, 0) + 1 for name in unfinished}
+        for name, times in self._missing.items():
+            request, number = state.scheduler.requests.get(name), state.numbers.get(name)
+            if times == CHECKS and request is not None and number is not None and not request.is_finished():
+                self._log.not_queued(number, status_of(request))

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from kvscope.monitor.events.kinds import Cause, Limit, Status
-from kvscope.monitor.probes.vllm.emitter import Emitter
-from kvscope.monitor.probes.vllm.hooks import Hooks
-from kvscope.monitor.probes.vllm.probe_state import ProbeState
+from ...contract.kinds import Cause, Limit, Status
+from .emitter import Emitter
+from .hooks import Hooks
+from .probe_state import ProbeState
 
 MAX_INSPECTED: Final = 64
 """Waiting requests that are inspected in a pass: those that can be skipped come first."""
@@ -136,7 +136,7 @@ class WaitCauses:
         return Cause.CONNECTOR if self._state.matches.get(request.request_id, 0) is None else Cause.UNKNOWN
 
     def _refused(self, request: Any, tokens: int) -> Cause:
-        """Why the pass ended at this request, which it had considered."""
+        """Return the reason why the scheduling pass stopped at this request after trying to admit it."""
         state, request_id = self._state, request.request_id
         if request_id in state.without_encoder:
             return Cause.ENCODER

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.audit_patterns import AUDIT_PATTERNS
-from kvscope.monitor.sources.log_patterns.connector_patterns import CONNECTOR_PATTERNS
-from kvscope.monitor.sources.log_patterns.corruption_patterns import CORRUPTION_PATTERNS
-from kvscope.monitor.sources.log_patterns.health_patterns import HEALTH_PATTERNS
-from kvscope.monitor.sources.log_patterns.pattern import LogPattern, MatchedLine, Prefilter
-from kvscope.monitor.sources.log_patterns.pressure_patterns import PRESSURE_PATTERNS
-from kvscope.monitor.sources.log_patterns.refusal_patterns import REFUSAL_PATTERNS
-from kvscope.monitor.sources.log_patterns.setting_patterns import SETTING_PATTERNS
+from .audit_patterns import AUDIT_PATTERNS
+from .connector_patterns import CONNECTOR_PATTERNS
+from .corruption_patterns import CORRUPTION_PATTERNS
+from .health_patterns import HEALTH_PATTERNS
+from .pattern import LogPattern, MatchedLine, Prefilter
+from .pressure_patterns import PRESSURE_PATTERNS
+from .refusal_patterns import REFUSAL_PATTERNS
+from .setting_patterns import SETTING_PATTERNS
 
 PATTERNS: Final[tuple[LogPattern, ...]] = (
     *REFUSAL_PATTERNS,

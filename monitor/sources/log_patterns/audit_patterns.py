@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.pattern import LineFields, LogPattern
+from .pattern import LineFields, LogPattern
 
 _TOKENS: Final = r"(-?\d{1,15})"
 _POOLS: Final = ("full", "swa", "mamba")

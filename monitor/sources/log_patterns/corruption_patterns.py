@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.pattern import LogPattern
+from .pattern import LogPattern
 
 CORRUPTION_PATTERNS: Final = (
     LogPattern(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.pattern import LogPattern
+from .pattern import LogPattern
 
 HEALTH_PATTERNS: Final = (
     LogPattern(

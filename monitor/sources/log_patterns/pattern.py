@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from ...base.text import number_in
+
 LineFields = dict[str, int | float | str]
 
 MOST_QUOTED: Final = 160
@@ -64,7 +66,7 @@ class Prefilter:
         for pattern, expression in self._compiled:
             found = [match for variant in whole if (match := _within(pattern, expression, variant, len(text)))]
             if found:
-                best = max(found, key=_completeness)
+                best = max(found, key=lambda match: sum(group is not None for group in match.groups()))
                 quote = " ".join(best[0].split())[:MOST_QUOTED]
                 yield MatchedLine(pattern.name, _line_fields(pattern, best), quote, best.start())
 
@@ -76,25 +78,10 @@ def _within(pattern: LogPattern, expression: re.Pattern[str], text: str, limit: 
     return match if match is not None and match.start() < limit else None
 
 
-def _completeness(match: re.Match[str]) -> int:
-    return sum(group is not None for group in match.groups())
-
-
 def _line_fields(pattern: LogPattern, match: re.Match[str]) -> LineFields:
     if pattern.fields is not None:
         return pattern.fields(match)
     return {name: number_in(text) for name, text in match.groupdict().items() if text is not None}
-
-
-def number_in(text: str) -> int | float | str:
-    """Return a number as printed, thousands separators and all. Other text stays text."""
-    digits = text.replace(",", "")
-    for kind in (int, float):
-        try:
-            return kind(digits)
-        except ValueError:
-            continue
-    return text
 
 
 def gib(amount: str, unit: str) -> float:

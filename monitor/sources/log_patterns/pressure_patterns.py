@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.pattern import LineFields, LogPattern
+from .pattern import LineFields, LogPattern
 
 
 def _request_size(match: re.Match[str]) -> LineFields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.pattern import LineFields, LogPattern, gib
+from .pattern import LineFields, LogPattern, gib
 
 N: Final = r"\d{1,12}(?:\.\d{1,6})?"
 _SIZE_WITH_UNIT: Final = rf"({N}) ?([KMG]i?B)"

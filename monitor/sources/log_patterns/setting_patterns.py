@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope.monitor.sources.log_patterns.pattern import LogPattern
+from .pattern import LogPattern
 
 _MODEL_NAME: Final = r"(?P<model>[A-Za-z0-9][\w.-]{1,80}(?:/[A-Za-z0-9][\w.-]{1,80})?)"
 

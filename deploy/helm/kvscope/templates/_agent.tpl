@@ -13,7 +13,7 @@ metrics = {{ . | toJson }}
 events = []
 {{- end }}
 {{- if .Values.bus.enabled }}
-{{ include "kvscope.busConfig" . }}
+{{ include "kvscope.busConfig" (dict "root" . "role" "agent") }}
 {{- if eq .Values.agent.kind "StatefulSet" }}
 nats_share = true
 {{- end }}
@@ -46,6 +46,9 @@ args:
   - --config=/etc/kvscope/agent/agent.toml
   - --host=0.0.0.0
   - --port=8765
+  {{- if and .Values.bus.enabled (eq .Values.agent.kind "DaemonSet") }}
+  - --nats-agent=$(KVSCOPE_NODE) # the next pod of the node goes on under this name
+  {{- end }}
 env:
   {{- include "kvscope.tokenVariable" . | nindent 2 }}
   - name: KVSCOPE_NODE
@@ -62,7 +65,7 @@ volumeMounts:
   - {name: kvscope-config, mountPath: /etc/kvscope/agent, readOnly: true}
   - {name: kvscope-data, mountPath: /var/lib/kvscope}
   - {name: kvscope-scratch, mountPath: /tmp}
-  {{- with include "kvscope.busMounts" . | trim }}
+  {{- with include "kvscope.busMounts" (dict "root" . "role" "agent") | trim }}
   {{- . | nindent 2 }}
   {{- end }}
 {{- end }}
@@ -72,10 +75,10 @@ volumeMounts:
 - name: kvscope-config
   configMap: {name: {{ include "kvscope.fullname" . }}-agent}
 - name: kvscope-scratch
-  emptyDir: {}
+  emptyDir: {sizeLimit: 2Gi} # of the disk that SQL of hubs may take
 {{- if ne .Values.agent.kind "StatefulSet" }}
 - name: kvscope-data
   emptyDir: {sizeLimit: {{ .Values.agent.data.size | quote }}}
 {{- end }}
-{{- include "kvscope.busVolumes" . }}
+{{- include "kvscope.busVolumes" (dict "root" . "role" "agent") }}
 {{- end }}

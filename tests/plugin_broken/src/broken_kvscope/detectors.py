@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from kvscope.monitor.detectors.detector import Detector
+from kvscope.monitor.detectors.detector import Detector, Settings
 from kvscope.monitor.detectors.judgement import Judgement
-from kvscope.monitor.detectors.thresholds import Settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 
 

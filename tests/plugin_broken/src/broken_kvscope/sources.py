@@ -6,11 +6,10 @@ import threading
 from datetime import datetime
 from typing import ClassVar
 
-import httpx
-
-from kvscope.monitor.alerting.message import Message
-from kvscope.monitor.alerting.receivers.receiver import Post, Receiver
-from kvscope.monitor.events.samples import Record
+from kvscope.monitor.base.http_url import http_url
+from kvscope.monitor.contract.samples import Record
+from kvscope.monitor.outputs.alerting.message import Message
+from kvscope.monitor.outputs.alerting.receivers import Post, Receiver
 from kvscope.monitor.sources.source import Source, SourceOptions, SourceStatus
 
 
@@ -44,7 +43,7 @@ class RaisingReceiver(Receiver):
     kind: ClassVar[str] = "broken"
 
     def __init__(self, url: str) -> None:
-        super().__init__(httpx.URL(url.removeprefix("broken+")))
+        super().__init__(http_url(url.removeprefix("broken+")))
 
     def post(self, message: Message, now: datetime) -> Post:
         """Raise."""

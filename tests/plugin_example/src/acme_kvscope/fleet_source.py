@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kvscope.monitor.events.samples import Record, Sample
+from kvscope.monitor.contract.samples import Record, Sample
 from kvscope.monitor.sources.source import Source, SourceOptions, SourceStatus
 
 EVERY_S = 0.2

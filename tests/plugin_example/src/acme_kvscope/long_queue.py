@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 
-from kvscope.monitor.detectors.detector import Detector
-from kvscope.monitor.detectors.judgement import Evidence, Judgement
-from kvscope.monitor.detectors.thresholds import Settings, Threshold
-from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope import Detector, EngineLedger, Evidence, Judgement, Settings, Threshold
 
 
 class LongQueue(Detector[Judgement]):
@@ -35,14 +32,9 @@ class LongQueue(Detector[Judgement]):
         most = settings(self.max_waiting)
         if waiting <= most:
             return
-        yield Judgement(
-            code=self.code,
-            engine=ledger.engine,
-            verdict="confirmed",
+        yield self.finding(
+            ledger,
             position=position,
             evidence=(Evidence("requests_waiting", waiting, "requests", source, position),),
             explanation=f"{waiting} requests wait, and the service level allows {most:g}.",
-            do_now=("Send new requests to another engine of the pool.",),
-            change=("Scale out before the queue reaches the limit.",),
-            wont_help=("Raising the limit: clients give up after a minute.",),
         )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar
 
-import httpx
-
-from kvscope.monitor.alerting.message import Message
-from kvscope.monitor.alerting.receivers.receiver import Post, Receiver
+from kvscope.monitor.base.http_url import http_url
+from kvscope.monitor.outputs.alerting.message import Message
+from kvscope.monitor.outputs.alerting.receivers import Post, Receiver
 
 
 class Pager(Receiver):
@@ -17,7 +16,7 @@ class Pager(Receiver):
     kind: ClassVar[str] = "acme"
 
     def __init__(self, url: str) -> None:
-        super().__init__(httpx.URL(url.removeprefix("acme+")))
+        super().__init__(http_url(url.removeprefix("acme+")))
 
     def post(self, message: Message, now: datetime) -> Post:
         """Return one line."""

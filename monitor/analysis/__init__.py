@@ -1,1 +1,0 @@
-"""Pure analyses of a ledger: ownership, usage drops, wait trees, memory breakdown, event history."""

@@ -1,0 +1,1 @@
+"""What every room uses: errors, limits, text formatting, bounded HTTP, supervised threads, plug-ins."""

@@ -1,0 +1,197 @@
+"""Fold the engine's audits: compare its own tables with the state, and repair the state after a loss.
+
+The engine reads out its own tables in slices between steps (AUDIT_BEGIN … AUDIT_END). A difference is an anomaly while
+the state is complete. While it is damaged by lost events, the tables are adopted until one cycle is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ..contract.kinds import CAUSE_OF, Cause, Kind, Status, name_of
+from ..contract.wire import PINS
+from .engine_state import EngineState
+from .records import UNKNOWN_POSITION, AnomalyKind, AuditCycle, RequestState
+
+UNKNOWN_HASH: Final = 1
+"""Stands for a hash that is known to exist but whose value was lost with the events that reported it."""
+
+
+def fold_audit(
+    state: EngineState,
+    kind: int,
+    group: int,
+    number: int,
+    args: list[int],
+    ids: list[int],
+    texts: Mapping[int, str],
+) -> None:
+    """Fold one of the AUDIT kinds into the state."""
+    if kind == Kind.AUDIT_BEGIN:
+        # Requests that only the front end knows are not in the scheduler's tables yet.
+        known = {n for n, record in state.requests.items() if record.status != Status.RECEIVED}
+        state.audit_cycle = AuditCycle(state.now_ns, known)
+    elif state.audit_cycle is None:
+        return  # the state joined in the middle of a cycle; the next one is complete
+    elif kind == Kind.AUDIT_BLOCKS:
+        _compare_blocks(state, args[0], ids)
+    elif kind == Kind.AUDIT_REQUEST:
+        _audit_request(state, state.audit_cycle, group, number, args, ids, texts)
+    else:
+        cycle, state.audit_cycle = state.audit_cycle, None
+        _end_audit(state, cycle, *args[1:5])
+
+
+def _compare_blocks(state: EngineState, first: int, packed: list[int]) -> None:
+    """Compare a slice of the block table. Where it differs the state follows, since it decides the engine's fate."""
+    if first >= 0 and packed == _expected(state, first, len(packed)):
+        return
+    for block, value in enumerate(packed, first):
+        if not 0 <= block < state.total:
+            state.anomaly(AnomalyKind.OUT_OF_RANGE, block, -1, f"the pool has {state.total}")
+            return
+        theirs, in_queue, hashed = value >> 2, bool(value & 2), bool(value & 1)
+        ours = state.refs[block]
+        if theirs != ours or hashed != bool(state.hashes[block]):
+            detail = f"the engine has reference count {theirs}, {'a' if hashed else 'no'} hash; by the events {ours}"
+            state.anomaly(AnomalyKind.AUDITED_BLOCK, block, state.owner[block], detail)
+            _adopt_block(state, block, theirs, hashed)
+        if (theirs == 0) != in_queue:
+            detail = f"reference count {theirs} and {'in' if in_queue else 'not in'} the free queue"
+            state.anomaly(AnomalyKind.AUDITED_FREE_QUEUE, block, state.owner[block], detail)
+
+
+def _expected(state: EngineState, first: int, count: int) -> list[int]:
+    """Pack a slice of the state's blocks as the engine packs its own."""
+    refs, hashes = state.refs[first : first + count], state.hashes[first : first + count]
+    if not (any(refs) or any(hashes)):
+        return [2] * len(refs)  # as most of a large pool, which takes a tenth of the time
+    return [(ours << 2 or 2) + (value != 0) for ours, value in zip(refs, hashes, strict=True)]
+
+
+def _adopt_block(state: EngineState, block: int, refs: int, hashed: bool) -> None:
+    state.residency_samples = None  # the reader must count the pool again
+    state.places.pool = state.position
+    was_used, was_cached = state.refs[block] > 0, bool(state.hashes[block]) and state.refs[block] <= 0
+    state.refs[block] = refs
+    if hashed != bool(state.hashes[block]):
+        state.hashes[block] = UNKNOWN_HASH if hashed else 0
+    state.used += (refs > 0) - was_used
+    state.cached_idle += (hashed and refs <= 0) - was_cached
+    if refs > state.known_references(block):
+        state.orphans.add(block)
+
+
+def _audit_request(
+    state: EngineState,
+    cycle: AuditCycle,
+    group: int,
+    number: int,
+    args: list[int],
+    ids: list[int],
+    texts: Mapping[int, str],
+) -> None:
+    detached = args[6]
+    if not detached:
+        if group:
+            cycle.others.setdefault(number, []).extend(ids)
+            return
+        ids = ids + cycle.others.pop(number, [])
+        cycle.unseen.discard(number)
+        cycle.seen += 1
+    record = state.requests.get(number)
+    if not state.damaged and record is not None and record.blocks == ids and not detached:
+        return
+    if ids and not 0 <= min(ids) <= max(ids) < state.total:
+        state.anomaly(AnomalyKind.OUT_OF_RANGE, max(ids), number, f"the pool has {state.total}")
+    elif state.damaged:
+        _adopt_request(state, number, args, ids, texts)
+    elif not detached:
+        _compare_request(state, record, number, ids, texts)
+
+
+def _compare_request(
+    state: EngineState, record: RequestState | None, number: int, ids: list[int], texts: Mapping[int, str]
+) -> None:
+    if record is None:
+        state.anomaly(AnomalyKind.NOT_IN_LEDGER, -1, number, texts.get(number, ""))
+    elif sorted(record.blocks) != sorted(ids):
+        detail = f"{len(ids)} blocks in the engine's table, {len(record.blocks)} by the events"
+        state.anomaly(AnomalyKind.AUDITED_TABLE, -1, number, detail)
+
+
+def _adopt_request(state: EngineState, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
+    status, computed, outputs, holder, fence, lease_deadline_ns, detached = args[:7]
+    name = texts.get(number, f"#{number}")
+    if holder:
+        state.defer(number, name, holder, fence, lease_deadline_ns, ids)
+    if detached:
+        for block in ids:
+            if number not in state.detached.setdefault(block, []):
+                state.detached[block].append(number)
+            if number == PINS:
+                state.pinned.setdefault(block, state.now_ns)  # its own time was lost
+        return
+    record = state.requests.get(number)
+    if record is None:
+        record = RequestState(number, name, since_ns=state.now_ns, waited_ns={})
+        state.requests[number] = record
+    if record.status != status:  # the event with the time and the cause was lost
+        record.cause, record.since_ns, record.stalled_ns = CAUSE_OF.get(status, Cause.NONE), state.now_ns, 0
+        record.since_at = state.position
+    record.status, record.computed_tokens, record.output_tokens, record.blocks = status, computed, outputs, ids
+
+
+def _end_audit(state: EngineState, cycle: AuditCycle, free: int, cached_idle: int, used: int, requests: int) -> None:
+    state.audit_cycles += 1
+    state.audited_ns, state.places.audited = cycle.began_ns, state.position
+    if state.damaged:
+        _repair(state, cycle)
+        state.damaged = False
+        state.lost_ns, state.lost_at = 0, UNKNOWN_POSITION
+        state.places.moved = state.places.pool = state.position
+        state.check(free, cached_idle, used)
+        return
+    if cycle.seen != requests:
+        state.anomaly(AnomalyKind.AUDITED_COUNT, -1, -1, f"{requests} announced, {cycle.seen} read out")
+    for number in cycle.unseen:
+        record = state.requests.get(number)
+        if record is not None and not record.is_finished:
+            state.anomaly(
+                AnomalyKind.NOT_IN_ENGINE,
+                -1,
+                number,
+                f"{name_of(Status, record.status)} by the events, with {len(record.blocks)} blocks",
+            )
+
+
+def _repair(state: EngineState, cycle: AuditCycle) -> None:
+    """Adopt a complete cycle read since the loss: forget what it did not name, and derive owners from the tables."""
+    for number in cycle.unseen:
+        state.requests.pop(number, None)
+    for record in list(state.requests.values()):
+        # The scheduler has admitted all of them since: their arrival was lost, and every event that followed.
+        if record.status == Status.RECEIVED and record.received_ns < cycle.began_ns:
+            del state.requests[record.number]
+    state.owner[:] = [-1] * state.total
+    state.more.clear()
+    for record in state.requests.values():
+        for block in record.blocks:
+            if state.owner[block] < 0:
+                state.owner[block] = record.number
+            else:
+                state.more.setdefault(block, []).append(record.number)
+    state.detached = {b: n for b, n in state.detached.items() if state.refs[b] > len(state.owners(b))}
+    for number, deferral in list(state.deferrals.items()):
+        finished = state.requests.get(number)
+        in_table = finished.blocks if finished is not None and finished.is_finished else []
+        deferral.blocks.intersection_update(
+            {*in_table, *(block for block in deferral.blocks if number in state.detached.get(block, ()))}
+        )
+        if not deferral.blocks:
+            del state.deferrals[number]
+    state.pinned = {b: since for b, since in state.pinned.items() if PINS in state.detached.get(b, ())}
+    state.rebuild_fences()
+    state.orphans = {b for b in range(state.total) if state.refs[b] > state.known_references(b)}
+    state.recount()

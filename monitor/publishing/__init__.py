@@ -1,1 +1,0 @@
-"""The sending side of the stream: packs events into frames, publishes them and serves replays."""

@@ -1,1 +1,0 @@
-"""Discovery of engines: files, HTTP servers, DNS and the Kubernetes API."""
