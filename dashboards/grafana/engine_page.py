@@ -36,7 +36,7 @@ def _state_panels() -> Iterator[Panel]:
         "Findings that fire now. 0 means that kvscope detects none, not that none exists. No data: kvscope watches"
         " no engine.",
         (
-            f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{SELECTED}}})",
+            f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_engine_info{{{SELECTED}}})",
             "",
         ),
         bad_from=1,

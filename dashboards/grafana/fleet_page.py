@@ -41,7 +41,7 @@ def _summary_panels() -> Iterator[Panel]:
         "Findings that fire now on all engines, each past its pending period. 0 means that kvscope detects none,"
         " not that none exists: it knows the codes of its catalogue, and only while the ledgers are exact.",
         (
-            f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_ledger_exact{{{SELECTED}}})",
+            f"sum(kvscope_findings{{{SELECTED}, {BAD}}}) or 0 * count(kvscope_engine_info{{{SELECTED}}})",
             "",
         ),
         bad_from=1,

@@ -7,6 +7,7 @@ to the view that shows the same closer, of the same engine and time range.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -68,10 +69,26 @@ GRID_WIDTH: Final = 24
 HEIGHT: Final = 9
 """Height of all panels but stats: Grafana puts panels in rows, and a row of unequal ones has holes."""
 DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-POOL_USAGE: Final = (
-    f'1 - sum by (engine) (kvscope_blocks{{{SELECTED}, holder=~"free|cached_idle"}})'
-    f' / sum by (engine) (kvscope_blocks{{{SELECTED}, holder!="reserved"}})'
+POOL_USAGE: Final = f"max by (engine) (kvscope_pool_usage_ratio{{{SELECTED}}})"
+WITHOUT_STREAM: Final = frozenset(
+    f"kvscope_{name}"
+    for name in (
+        "engine_info",
+        "engine_last_heard_timestamp_seconds",
+        "engine_restarts_total",
+        "engine_status",
+        "findings",
+        "output_tokens_total",
+        "pool_full_seconds",
+        "pool_usage_ratio",
+        "preemptions_total",
+        "prefix_cache_hit_tokens_total",
+        "prefix_cache_queried_tokens_total",
+        "requests",
+        "steps_total",
+    )
 )
+"""What an engine has that is watched by its metrics alone."""
 URL_TIME_RANGE: Final = "${__url_time_range}"
 TOKENS_S: Final = "suffix: tokens/s"
 BLOCKS: Final = "suffix: blocks"
@@ -83,7 +100,13 @@ FINDING_COUNTS: Final = "suffix: findings"
 EVENTS_S: Final = "cps"
 
 
-def _titled(panel: AnyPanel, title: str, about: str, width: int, height: int = HEIGHT) -> AnyPanel:
+def _titled(
+    panel: AnyPanel, title: str, about: str, width: int, expressions: Iterable[str], height: int = HEIGHT
+) -> AnyPanel:
+    """Give a panel its frame. One whose figures only an event stream has says so where it has no data."""
+    of_engines = [set(re.findall(r"kvscope_\w+", expr)) for expr in expressions if SELECTED in expr]
+    if of_engines and not any(names <= WITHOUT_STREAM for names in of_engines):
+        panel = panel.no_value("needs an event stream")
     return panel.title(title).description(about).datasource(DATA_SOURCE).height(height).span(width)
 
 
@@ -97,7 +120,7 @@ def stat(
 ) -> Stat:
     """Return a panel of current values, red from `bad_from` on, or below `good_from`."""
     panel = (
-        _titled(Stat(), title, about, GRID_WIDTH // 4, 4)
+        _titled(Stat(), title, about, GRID_WIDTH // 4, [expr for expr, _ in queries], 4)
         .unit(unit)
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.VALUE)
@@ -126,7 +149,8 @@ def lines(
         .show_legend(True)
         .calcs(["lastNotNull", "max"])
     )
-    panel = _titled(TimeSeries(), title, about, width).min(0).unit(unit).line_width(1).legend(legend)
+    panel = _titled(TimeSeries(), title, about, width, [expr for expr, _ in queries])
+    panel = panel.min(0).unit(unit).line_width(1).legend(legend)
     if bad_from is not None or good_from is not None:
         style = GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds(_thresholds(bad_from, good_from)).thresholds_style(style)
@@ -143,7 +167,7 @@ def heatmap(title: str, about: str, buckets: str, *, counted: str, width: int = 
     """Return a panel of how a histogram's buckets fill over time. `counted` is the unit of a cell."""
     target = Dataquery().ref_id("A").expr(buckets).range().format(PromQueryFormat.HEATMAP).legend_format("{{le}}")
     return (
-        _titled(Heatmap(), title, about, width)
+        _titled(Heatmap(), title, about, width, [buckets])
         .calculate(False)
         .color(
             HeatmapColorOptions()
@@ -191,7 +215,7 @@ def table_panel(title: str, about: str, expr: str, columns: Iterable[str]) -> Ta
     """Return a table of the labels and the current value of each series."""
     order = {column: place for place, column in enumerate((*columns, "Value"))}
     return (
-        _titled(Table(), title, about, 2 * GRID_WIDTH // 3)
+        _titled(Table(), title, about, 2 * GRID_WIDTH // 3, [expr])
         .with_target(Dataquery().ref_id("A").expr(expr).instant().format(PromQueryFormat.TABLE))
         .with_transformation(
             DataTransformerConfig("organize", options={"excludeByName": {"Time": True}, "indexByName": order})

@@ -107,7 +107,7 @@ def quick_prometheus(folder: Path, target: str, vllm: str = "") -> Path:
     (folder / "rules").mkdir()
     for shipped in (PROMETHEUS / "rules").glob("*.yml"):
         rules = shipped.read_text()
-        for patient, quick in (("for: 1m", "for: 0s"), ("> 15 unless", "> 2 unless")):
+        for patient, quick in (("for: 1m", "for: 0s"), ("> 15 and", "> 2 and")):
             assert patient in rules
             rules = rules.replace(patient, quick)
         (folder / "rules" / shipped.name).write_text(rules)

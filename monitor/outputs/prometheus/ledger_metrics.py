@@ -1,4 +1,8 @@
-"""The metrics of an engine: its blocks, its requests, and its work."""
+"""The metrics of an engine: its blocks, its requests, and its work.
+
+Of an engine without an event stream a family has what the last sample says (`add_sampled`). What a sample does not say
+is absent, and labels that it cannot tell are empty.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from prometheus_client.core import (
 )
 
 from ...contract.kinds import FIRST_FINISHED, Limit, Preempt, Release, Status, Tier, name_of
+from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.ledger_records import unused_by_all
 from ...ledger.memory_breakdown import measured
@@ -50,6 +55,12 @@ def prometheus_buckets(buckets: Buckets) -> list[tuple[str, float]]:
     return [("+Inf" if isinf(bound) else str(bound), count) for bound, count in buckets]
 
 
+def add_known(family: GaugeMetricFamily | CounterMetricFamily, labels: tuple[str, ...], value: float | None) -> None:
+    """Add a sample unless it is not known."""
+    if value is not None:
+        family.add_metric(labels, value)
+
+
 METRIC_HOLDERS = ("free", "cached_idle", "running", "waiting", "finished", "reserved", "unaccounted")
 
 
@@ -57,6 +68,9 @@ class PoolFamilies:
     """The families about blocks, being filled."""
 
     def __init__(self) -> None:
+        self.usage = gauge(
+            "pool_usage_ratio", "Blocks in use as a share of usable blocks. Idle cached blocks are not in use."
+        )
         self.blocks = gauge("blocks", "KV blocks of the pool by holder. Every block counts once.", "holder")
         self.unexplained = gauge(
             "unexplained_references",
@@ -95,6 +109,8 @@ class PoolFamilies:
     def add(self, name: str, ledger: EngineLedger) -> None:
         """One engine's."""
         state, totals, balance = ledger.state, ledger.state.totals, ledger.balance()
+        if balance.usable:
+            self.usage.add_metric((name,), state.used / balance.usable)
         for holder in METRIC_HOLDERS:
             self.blocks.add_metric((name, holder), getattr(balance, holder))
         self.unexplained.add_metric((name,), balance.unexplained_references)
@@ -122,6 +138,12 @@ class PoolFamilies:
             (self.gap, residency.reuse_gap),
         ):
             add_histogram(family, (name,), samples)
+
+    def add_sampled(self, name: str, _ledger: EngineLedger, sample: Sample) -> None:
+        """One engine's, without a stream."""
+        add_known(self.usage, (name,), sample.usage)
+        add_known(self.looked_up, (name,), sample.prefix_queries)
+        add_known(self.hit, (name,), sample.prefix_hits)
 
 
 class RequestFamilies:
@@ -184,6 +206,19 @@ class RequestFamilies:
                 self.finished.add_metric((name, terminal.name), totals.finished.get(terminal, 0))
         self.client_gone.add_metric((name,), totals.client_gone)
 
+    def add_sampled(self, name: str, _ledger: EngineLedger, sample: Sample) -> None:
+        """One engine's, without a stream."""
+        add_known(self.requests, (name, "RUNNING", ""), sample.running)
+        if sample.waiting is not None:
+            deferred = sample.deferred or 0
+            self.requests.add_metric((name, "WAITING", ""), sample.waiting - deferred)
+            if sample.deferred is not None:
+                self.requests.add_metric((name, "WAITING", _DEFERRED), deferred)
+
+
+_DEFERRED = "DEFERRED"
+"""The reason of requests that wait for something other than room, as vLLM's own page counts them."""
+
 
 def _waiting_reason(ledger: EngineLedger, record: RequestState) -> str:
     if record.is_running and not record.cause:
@@ -236,7 +271,7 @@ class WorkFamilies:
         self.suggested = gauge("memory_suggested_kv_bytes", "The pool size that the engine suggests.", "suggestion")
         self.tier_used = gauge("tier_blocks", "Blocks stored in an outer tier of KV storage.", "tier")
         self.tier_capacity = gauge("tier_capacity_blocks", "Blocks that an outer tier can hold.", "tier")
-        self.info = gauge("engine_info", "1, with the engine's description as labels.", *CONFIGURATION_LABELS)
+        self.info = gauge("engine_info", "1, with the engine's description as labels.", "signal", *CONFIGURATION_LABELS)
         self.restarts = counter("engine_restarts", "Restarts of the engine seen by this service.")
         self.faults = gauge("engine_fault_on", "1 for each fault that was enabled by hand.", "code")
 
@@ -261,7 +296,18 @@ class WorkFamilies:
         for tier, held in state.tiers.items():
             self.tier_used.add_metric((name, name_of(Tier, tier)), held.used)
             self.tier_capacity.add_metric((name, name_of(Tier, tier)), held.capacity)
-        self.info.add_metric((name, *(str(getattr(ledger.description, field)) for field in CONFIGURATION_LABELS)), 1)
+        described = (str(getattr(ledger.description, field)) for field in CONFIGURATION_LABELS)
+        self.info.add_metric((name, "stream", *described), 1)
         self.restarts.add_metric((name,), ledger.restarts)
         for code in dict.fromkeys(fault.partition(":")[0] for fault in ledger.description.faults):
             self.faults.add_metric((name, code), 1)
+
+    def add_sampled(self, name: str, ledger: EngineLedger, sample: Sample) -> None:
+        """One engine's, without a stream."""
+        add_known(self.steps, (name, ""), sample.steps)
+        add_known(self.output, (name,), sample.generation_tokens)
+        add_known(self.preemptions, (name, ""), sample.preemptions)
+        facts = ledger.facts
+        described = (str(facts[field].value) if field in facts else "" for field in CONFIGURATION_LABELS)
+        self.info.add_metric((name, "metrics", *described), 1)
+        self.restarts.add_metric((name,), ledger.restarts)

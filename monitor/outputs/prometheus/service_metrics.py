@@ -5,37 +5,32 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.samples import Exemplar
 
 from ...base.supervision import Supervisor
 from ...contract.kinds import Stage
+from ...contract.samples import Sample
 from ...detectors.findings import Findings
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.pool_forecast import PoolForecast
 from ...ledger.records import RequestState
 from ...ledger.tally import LATENCY_BOUNDS_S, SERVED, TOKEN_BOUNDS_S, times_of
+from ...questions.engines import engine_view
 from ...questions.fleet_schema import BusFigures
+from ...questions.pipeline import Pipeline
 from ...questions.schema import DiscoveryView, SourceView
 from ..alerting.message import AlertFigures
-from .ledger_metrics import RequestFamilies, counter, gauge
+from ..gpu import Process, gpu_families, here
+from .ledger_metrics import PoolFamilies, RequestFamilies, WorkFamilies, counter, gauge
 
 if TYPE_CHECKING:
     from ...history.archiver import ArchiveFigures
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from prometheus_client import ProcessCollector
-from prometheus_client.core import Metric
-
-from ...questions.pipeline import Pipeline
-from ..gpu import Process, gpu_families, here
-from . import service_metrics
-from .ledger_metrics import PoolFamilies, WorkFamilies
 
 
 def service_gauge(name: str, help: str, *labels: str) -> GaugeMetricFamily:
@@ -80,9 +75,14 @@ class FindingFamilies:
 
 
 class StreamFamilies:
-    """The losses of an engine's stream, and whether the engine is there, being filled."""
+    """Whether an engine is there and serves, and the losses of its stream, being filled."""
 
     def __init__(self) -> None:
+        self.status = gauge(
+            "engine_status",
+            "1, with the status as in the web app: serving, slow, stuck, idle, paused, silent, stopped or unknown.",
+            "status",
+        )
         self.lost = counter("stream_batches_lost", "Event batches lost for good, by the stage that lost them.", "stage")
         self.dropped = counter("stream_events_dropped", "Events dropped by the engine's own buffer.")
         self.exact = gauge(
@@ -90,7 +90,9 @@ class StreamFamilies:
             "1 while the ledger is exact. 0 from a loss of events until the engine's next complete audit, and while"
             " its reader has failed.",
         )
-        self.last_received = gauge("engine_last_heard_timestamp_seconds", "Time of the engine's last event.")
+        self.last_received = gauge(
+            "engine_last_heard_timestamp_seconds", "Time of the engine's last event, or of the last sample of it."
+        )
         self.stopped = gauge("engine_stopped", "1 after the engine reported a clean shutdown.")
 
     def add(self, name: str, ledger: EngineLedger) -> None:
@@ -100,8 +102,17 @@ class StreamFamilies:
         self.dropped.add_metric((name,), ledger.dropped_events)
         in_doubt = ledger.uncertain_since_ns or any(each.kind == "reader" for each in ledger.observer_failures)
         self.exact.add_metric((name,), 0 if in_doubt else 1)
-        self.last_received.add_metric((name,), ledger.last_received_ns / 1e9)
         self.stopped.add_metric((name,), 1 if ledger.state.stopped_ns else 0)
+        self._add_presence(name, ledger)
+
+    def add_sampled(self, name: str, ledger: EngineLedger, _sample: Sample) -> None:
+        """One engine's, without a stream that could lose anything."""
+        self._add_presence(name, ledger)
+
+    def _add_presence(self, name: str, ledger: EngineLedger) -> None:
+        self.status.add_metric((name, engine_view(ledger, {}).status), 1)
+        if ledger.last_received_ns:
+            self.last_received.add_metric((name,), ledger.last_received_ns / 1e9)
 
 
 class SourceFamilies:
@@ -391,11 +402,11 @@ class WatchCollector:
     watch: Pipeline
     sources: Callable[[], Iterable[SourceView]] = tuple
     alerts: Callable[[], AlertFigures] = AlertFigures
-    otlp: Callable[[], Iterable[service_metrics.OtlpFigures]] = tuple
-    exemplars: service_metrics.Exemplars = field(default_factory=service_metrics.Exemplars)
+    otlp: Callable[[], Iterable[OtlpFigures]] = tuple
+    exemplars: Exemplars = field(default_factory=Exemplars)
     archive: Callable[[], ArchiveFigures | None] = lambda: None
     bus: Callable[[], BusFigures | None] = lambda: None
-    source_changes: Callable[[], service_metrics.SourceChangeFigures] = service_metrics.SourceChangeFigures
+    source_changes: Callable[[], SourceChangeFigures] = SourceChangeFigures
     _process: ProcessCollector = field(init=False, default_factory=lambda: ProcessCollector(registry=None))
 
     def describe(self) -> list[Metric]:
@@ -404,8 +415,8 @@ class WatchCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Collect all metrics, those of engines as of one time."""
-        requests, findings = RequestFamilies(), service_metrics.FindingFamilies()
-        of_engines = (PoolFamilies(), requests, WorkFamilies(), service_metrics.StreamFamilies())
+        requests, findings = RequestFamilies(), FindingFamilies()
+        of_engines = (PoolFamilies(), requests, WorkFamilies(), StreamFamilies())
         processes: list[Process | None] = []
         with self.watch.locked():
             for name, ledger in self.watch.fleet.engines.items():
@@ -413,15 +424,19 @@ class WatchCollector:
                     processes.append(here(name, ledger.description.pid))
                     for families in of_engines:
                         families.add(name, ledger)
+                else:
+                    sample = ledger.samples[-1] if ledger.samples else Sample(name, "")
+                    for families in of_engines:
+                        families.add_sampled(name, ledger, sample)
             findings.add(self.watch.lifecycle)
         of_service: tuple[tuple[Any, Iterable[Any]], ...] = (
-            (service_metrics.SourceFamilies(), self.sources()),
-            (service_metrics.WorkerFamilies(), [self.watch.supervisor]),
-            (service_metrics.AlertFamilies(), [self.alerts()]),
-            (service_metrics.OtlpFamilies(), self.otlp()),
-            (service_metrics.ArchiveFamilies(), filter(None, [self.archive()])),
-            (service_metrics.BusFamilies(), filter(None, [self.bus()])),
-            (service_metrics.SourceChangeFamilies(), [self.source_changes()]),
+            (SourceFamilies(), self.sources()),
+            (WorkerFamilies(), [self.watch.supervisor]),
+            (AlertFamilies(), [self.alerts()]),
+            (OtlpFamilies(), self.otlp()),
+            (ArchiveFamilies(), filter(None, [self.archive()])),
+            (BusFamilies(), filter(None, [self.bus()])),
+            (SourceChangeFamilies(), [self.source_changes()]),
         )
         for families, figures in of_service:
             for one in figures:
