@@ -24,12 +24,35 @@ RESET_REASON = int(Preempt.RESET)  # as a plain number: it is compared with thou
 LOST_EVENTS = "the lost events"
 
 
-def recent_preemptions(ledger: EngineLedger, seconds: float) -> list[Preemption]:
-    """Return the preemptions of the last `seconds` that were made for want of room, the first one first."""
+LEAST_FILLED: Final = Threshold(
+    0.5, "of the pool", "a pool that would hold twice what it is filled with has room, and its size preempts no request"
+)
+"""A threshold of sizing.kv-too-small."""
+
+
+def recent_preemptions(ledger: EngineLedger, settings: Settings, seconds: float) -> list[Preemption]:
+    """Return the preemptions of the last `seconds` that were made for want of room, the first one first.
+
+    An engine may preempt beside free blocks, or because its requests hold blocks that no token fills. Neither is want
+    of room, whatever reason it reports.
+    """
     since = ledger.now_ns - seconds * 1e9 - ledger.wall(1) + 1  # on the engine's monotonic clock, as they are
     made = list(ledger.preempted)
     first = bisect_left(made, since, key=lambda one: one.at_ns)
-    return [one for one in made[first:] if one.reason != RESET_REASON]
+    passes = preemption_passes([one for one in made[first:] if one.reason != RESET_REASON])
+    least = settings(LEAST_FILLED)
+    return [one for together in passes if filled_share(ledger, together[0]) >= least for one in together]
+
+
+def filled_share(ledger: EngineLedger, first: Preemption) -> float:
+    """Return the share of the pool that was in use for tokens just before a pass preempted `first`.
+
+    Each running request may have begun a block in each KV group. A group that keeps a window, or one state, needs fewer
+    blocks than its tokens would fill: the share is then an upper bound.
+    """
+    state, groups = ledger.state, max(1, len(ledger.description.groups))
+    needed = groups * (first.running_tokens / max(state.block_size, 1) + first.running)
+    return (1 - first.free / max(state.usable, 1)) * min(1.0, needed / max(first.running_blocks, 1))
 
 
 def preemption_passes(preempted: list[Preemption]) -> list[list[Preemption]]:

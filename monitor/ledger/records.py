@@ -181,6 +181,10 @@ class Preemption(NamedTuple):
     """The part of `tokens_lost` computed since it was last admitted, without tokens that the prefix cache or a fetch
     supplied. 0 if that is unknown.
     """
+    running_blocks: int = 0
+    """Blocks in the tables of those that ran before the first preemption of that pass, in all KV groups."""
+    running_tokens: int = 0
+    """Their tokens, those of their prompts that are still to be computed among them."""
 
 
 class ComputedPrompt(NamedTuple):

@@ -209,9 +209,11 @@ def _fold_preempted(state: EngineState, record: RequestState, args: list[int]) -
 def _add_preemption(state: EngineState, record: RequestState, reason: int, blocks: int, tokens_lost: int) -> None:
     last = state.last_preemption
     if last is not None and last.at_ns == state.now_ns:
-        running = last.running
+        ran = last.running, last.running_blocks, last.running_tokens
     else:
-        running = sum(other.is_running for other in state.requests.values())
+        running = [other for other in state.requests.values() if other.is_running]
+        tokens = sum(max(one.computed_tokens, one.prompt_tokens + one.output_tokens) for one in running)
+        ran = len(running), sum(len(one.blocks) for one in running), tokens
     outputs = record.output_tokens - record.admitted_outputs
     released = sum(state.totals.released.values())
     computes = record.is_running and record.admitted_tokens != UNKNOWN_TOKENS
@@ -222,11 +224,12 @@ def _add_preemption(state: EngineState, record: RequestState, reason: int, block
         blocks,
         tokens_lost,
         outputs,
-        running,
+        ran[0],
         state.free,
         released,
         state.position,
         max(tokens_lost - record.admitted_tokens, 0) if computes else 0,
+        *ran[1:],
     )
     state.last_preemption = last
     state.news.preempted.append(last)

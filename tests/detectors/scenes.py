@@ -19,6 +19,7 @@ from tests.detectors.spoken import INSTANT_COPIES as INSTANT_COPIES
 from tests.detectors.spoken import NOTHING_SAID as NOTHING_SAID
 from tests.detectors.spoken import Observer as Observer
 from tests.detectors.spoken import Spoken as Spoken
+from tests.detectors.spoken import recorded as recorded
 from tests.detectors.spoken import value as value
 from tests.detectors.spoken import with_instant_copies
 

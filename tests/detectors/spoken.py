@@ -5,7 +5,9 @@ It needs no engine: what the real pool never does can be said, and earlier commi
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from kvscope.engine.bench.clock import VirtualClock
@@ -18,6 +20,7 @@ from kvscope.monitor.detectors.registry import parse_settings
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.probes.packer import Packer, Vitals
 from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.sources.recording import Recording
 
 ENGINE = "lab@127.0.0.1:0/0"
 NOTHING_SAID = ("has not spoken", "not heard", 0, -1)
@@ -78,6 +81,16 @@ class Observer:
 def value(finding: FindingReport, name: str) -> float | int | str:
     """The evidence of that name."""
     return next(e.value for e in finding.evidence if e.name == name)
+
+
+def recorded(name: str, folder: Path) -> Observer:
+    """What is found in a recording of a real engine, of tests/data, with the settings that ship."""
+    with tarfile.open(Path(__file__).parent.parent / "data" / f"{name}.rec.tar.gz") as packed:
+        packed.extractall(folder, filter="data")
+    observer = Observer(Settings())
+    observer.watch.feed(Recording(folder / "rec"))
+    observer.watch.settle()
+    return observer
 
 
 class Spoken(Observer):

@@ -62,9 +62,9 @@ def one_pass(
         scene.arrive(number, blocks)
     scene.wait(1)
     for number, blocks in list(held.items())[:preempted]:
+        scene.log.preempted(number, reason, 0, each, 4 * each)
         if frees:
             scene.log.released(number, blocks, Release.PREEMPTED)
-        scene.log.preempted(number, reason, 0, each, 4 * each)
     scene.wait(1)
     return scene
 
@@ -90,10 +90,10 @@ def test_a_pass_that_frees_nothing_is_no_fall_of_usage() -> None:
 
 
 def test_one_request_is_all_where_one_is_set_to_be_enough() -> None:
-    """The least that can be set, in the smallest pool: the first of a pass is its last, and the only block is back."""
+    """The least that can be set, in the smallest pool: the first of a pass is its last."""
     scene = one_pass(1, 1, usable=1, settings=(f"{CODE}.min_requests=1",))
     finding = scene.only(CODE)
-    assert (value(finding, "preempted_in_one_pass"), value(finding, "usage_before")) == (1, 0.0)
+    assert (value(finding, "preempted_in_one_pass"), value(finding, "usage_before")) == (1, 100.0)
 
 
 def test_a_collapse_is_remembered_for_two_minutes() -> None:

@@ -23,7 +23,7 @@ from kvscope.monitor.contract.samples import Fact
 from kvscope.monitor.ledger.memory_breakdown import breakdown_of, fit_requested, rounding
 from kvscope.monitor.sources.engine_log import Log
 from kvscope.monitor.sources.recording import Recording
-from tests.detectors.scenes import Observer, Spoken, value
+from tests.detectors.scenes import Observer, Spoken, recorded, value
 from tests.engine.test_memory import TOKEN, breakdown_with_graphs
 
 KV_TOO_SMALL = "sizing.kv-too-small"
@@ -80,8 +80,12 @@ def test_preemptions_in_a_pool_that_holds_all_that_may_run_have_another_cause(ma
 
 
 def preempted_in_turns(max_num_seqs: int, others_tokens: int = 0) -> Spoken:
-    """Each of four requests loses its blocks six times, and another has so many tokens computed."""
+    """Each of four requests loses its blocks six times, and another has so many tokens computed.
+
+    A last one fills what they leave of the pool.
+    """
     scene = Spoken(max_model_len=16, max_num_seqs=max_num_seqs)
+    scene.arrive(10, list(range(10, 33)))
     if others_tokens:
         scene.arrive(9, [9])
     for turn in range(6):
@@ -100,6 +104,56 @@ def preempted_in_turns(max_num_seqs: int, others_tokens: int = 0) -> Spoken:
             scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
         scene.wait(3)
     return scene
+
+
+def preempted_beside(filler_blocks: int, filler_tokens: int) -> list[str]:
+    """Eight of 32 blocks are held by those that are preempted in turns, and so many by one that has so many tokens."""
+    scene = Spoken(max_model_len=64, max_num_seqs=9)
+    if filler_blocks:
+        scene.log.arrived(9, "r-9", filler_tokens, 8, 0, filler_blocks, filler_blocks)
+        scene.log.allocated(9, list(range(9, 9 + filler_blocks)))
+        scene.log.admitted(9, 0)
+    for turn in range(6):
+        for number in range(4):
+            blocks = [1 + 2 * number, 2 + 2 * number]
+            if not turn:
+                scene.log.arrived(number, f"r-{number}", 7, 8, 0, 2, 4)
+            scene.log.allocated(number, blocks)
+            scene.log.admitted(number, 0)
+            scene.log.progressed([number], [7], [1])
+        scene.say()
+        for number in range(4):
+            scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 7)
+            scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
+        scene.wait(3)
+    assert sum(scene.ledger.state.totals.preemptions.values()) == 24
+    return [f"{f.code} {f.verdict}" for f in [*scene.firing(), *scene.watch.findings("suppressed")]]
+
+
+@pytest.mark.parametrize(
+    ("filler_blocks", "filler_tokens", "found"),
+    [
+        (24, 92, f"{KV_TOO_SMALL} confirmed"),  # tokens fill the pool
+        (12, 46, f"{KV_TOO_SMALL} likely"),  # two thirds of it: what asks for the rest at once?
+        (0, 0, ""),  # a quarter of it, and the rest is free
+        (24, 2, ""),  # less than half of it, and the rest is held without a token
+    ],
+)
+def test_a_pool_is_too_small_only_if_tokens_fill_it_at_each_preemption(
+    filler_blocks: int, filler_tokens: int, found: str
+) -> None:
+    of_pool = [one for one in preempted_beside(filler_blocks, filler_tokens) if "held." not in one]
+    if not found:
+        assert not [one for one in of_pool if one.startswith(("sizing.", "thrash.", "collapse."))]
+    assert [one for one in of_pool if one.startswith(KV_TOO_SMALL)] == [found] * bool(found)
+
+
+def test_requests_that_hold_blocks_without_tokens_are_no_small_pool(tmp_path: Path) -> None:
+    """A real vLLM that gives each request blocks for 512 tokens more than it has: of 139, tokens fill 49."""
+    observer = recorded("slots-over-allocated", tmp_path)
+    (ledger,) = observer.watch.fleet.engines.values()
+    assert len(ledger.preempted) == 6
+    assert KV_TOO_SMALL not in {finding.code for finding in observer.watch.findings()}
 
 
 @pytest.mark.parametrize(("others_tokens", "fires"), [(1_500, True), (2_500, False)])

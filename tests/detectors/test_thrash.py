@@ -87,7 +87,7 @@ def test_a_cascade_is_no_collapse_and_a_collapse_no_cascade() -> None:
 @pytest.mark.parametrize(("supplied", "alarms"), [(8, []), (0, [PREEMPTION])])
 def test_blocks_that_the_prefix_cache_supplied_were_not_computed_in_vain(supplied: int, alarms: list[str]) -> None:
     """They are in the cache still. What these requests computed themselves is lost."""
-    scene = Spoken()
+    scene = Spoken(total=9)
     for turn in range(2):
         for number in range(4):
             blocks = [1 + 2 * number, 2 + 2 * number]
@@ -107,17 +107,18 @@ def test_blocks_that_the_prefix_cache_supplied_were_not_computed_in_vain(supplie
 @pytest.mark.parametrize(("kept", "verdict"), [(8, "likely"), (0, "confirmed")])
 def test_work_that_the_prefix_cache_may_have_kept_is_not_surely_wasted(kept: int, verdict: str) -> None:
     """Requests lose their blocks before a token, and find what they had computed in the cache when they come back."""
-    scene = Spoken()
+    scene = Spoken(total=9)
     for number in range(4):
         blocks = [1 + 2 * number, 2 + 2 * number]
         scene.log.arrived(number, f"r-{number}", 12, 8, 0, 3, 5)
         scene.log.allocated(number, blocks)
         scene.log.admitted(number, 0)
         scene.log.progressed([number], [8], [0])
-        scene.say()
+    scene.say()
+    for number in range(4):
         scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 8)
-        scene.log.released(number, blocks, Release.PREEMPTED)
-        scene.say()
+        scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
+    scene.say()
     (finding,) = scene.firing(PREEMPTION)
     assert finding.verdict == "likely"
     assert "prefix cache" in finding.missing
@@ -131,7 +132,7 @@ def test_work_that_the_prefix_cache_may_have_kept_is_not_surely_wasted(kept: int
 
 
 def test_a_request_that_computed_nothing_is_not_among_those_whose_work_was_wasted() -> None:
-    scene = Spoken(total=65)
+    scene = Spoken(total=13)
     blocks = {number: [1 + 2 * number, 2 + 2 * number] for number in range(6)}
     for turn in range(2):
         for number, own in blocks.items():

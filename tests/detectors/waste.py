@@ -105,10 +105,11 @@ def flushed_by_one(settings: Set = (), *, needed_again: bool = True, tokens: int
 
 def wrong_sizes(settings: Settings) -> None:
     """Everything that is about sizes, looked at once: a small pool, large blocks, and two bills."""
-    scene = Spoken(max_model_len=64, max_num_seqs=8, kv_bytes_per_block=1)
+    scene = Spoken(total=5, max_model_len=64, max_num_seqs=8, kv_bytes_per_block=1)
     scene.watch.settings = settings
     for number in range(4):
         scene.arrive(number, [1 + number])
+    for number in range(4):
         scene.log.preempted(number, Preempt.KV_BLOCKS, 9, 1, 4)
     total, kept, pool = 1 << 40, 1 << 36, 1 << 38
     for graphs, estimated in ((kept, 0), (1, kept)):

@@ -39,7 +39,7 @@ class PreemptAll(StreamDetector[Judgement]):
         fewest, share = settings(self.min_requests), settings(self.min_share)
         found = [
             one
-            for one in preemption_passes(recent_preemptions(ledger, settings(self.remember_s)))
+            for one in preemption_passes(recent_preemptions(ledger, settings, settings(self.remember_s)))
             if len(one) >= max(fewest, share * one[0].running) and not freed_nothing(one)
         ]
         if not found:

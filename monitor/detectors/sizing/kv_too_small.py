@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from ...base.text import clock_time, counted, percent
 from ...ledger.engine_ledger import EngineLedger
@@ -14,17 +15,29 @@ from ..preemptions import (
     COUNT_WINDOW_S,
     COUNTED_NEED,
     FULL_AT,
+    LEAST_FILLED,
     LOST_EVENTS,
     MIN_COUNTED,
     counted_preemptions,
+    filled_share,
     point_at,
     preempted_names,
+    preemption_passes,
     recent_preemptions,
 )
 
+EMPTY_BLOCKS: Final = "what asks for more blocks at once than were free: tokens filled only a part of the pool"
+
 
 class KvTooSmall(StreamDetector[Judgement]):
-    """A pool that holds fewer requests than may run."""
+    """A pool that holds fewer requests than may run.
+
+    Sees: requests preempted for want of blocks, and the tokens that had to be computed again for it.
+    Confirmed when: at each of these preemptions, tokens filled the pool.
+    Likely when: they filled half of it or more.
+    Not when: the pool holds all that may run at full length; blocks were free, or held without tokens to fill them, at
+    these preemptions; the prefix cache gave what they had computed back.
+    """
 
     code = "sizing.kv-too-small"
     severity = "warning"
@@ -44,6 +57,7 @@ class KvTooSmall(StreamDetector[Judgement]):
     counted_window_s = COUNT_WINDOW_S
     min_counted = MIN_COUNTED
     full_at = FULL_AT
+    least_filled = LEAST_FILLED
     min_per_request = Threshold(
         0.3, "for each request", "where only the counter is known: at such a rate a tenth of the work is done again"
     )
@@ -63,7 +77,7 @@ class KvTooSmall(StreamDetector[Judgement]):
         known_s = (ledger.now_ns - ledger.points[0].at_ns) / 1e9 if ledger.points else 0.0
         window_s = max(settings(self.window_s), min(pace_s(ledger, settings, self.window_steps), known_s))
         over_s = settings(self.over_s)
-        recent = recent_preemptions(ledger, window_s)
+        recent = recent_preemptions(ledger, settings, window_s)
         usable = state.total - state.reserved
         longest = -(-described.max_model_len // state.block_size)
         # Several groups take blocks each, as many as its kind of layer needs: then only the engine knows how many.
@@ -94,7 +108,11 @@ class KvTooSmall(StreamDetector[Judgement]):
                 " computed tokens."
             ),
             change=_pool_change(ledger, concurrency),
-            missing=LOST_EVENTS if state.damaged else "",
+            missing=LOST_EVENTS
+            if state.damaged
+            else EMPTY_BLOCKS
+            if any(filled_share(ledger, one[0]) < settings(FULL_AT) for one in preemption_passes(recent))
+            else "",
         )
 
 

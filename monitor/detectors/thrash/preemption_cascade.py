@@ -31,7 +31,7 @@ class PreemptionCascade(StreamDetector[Judgement]):
         """Yield the passes that preempted many requests and freed no block."""
         if not ledger.preempted:
             return
-        recent = recent_preemptions(ledger, settings(self.remember_s))
+        recent = recent_preemptions(ledger, settings, settings(self.remember_s))
         fewest = settings(self.min_requests)
         found = [one for one in preemption_passes(recent) if len(one) >= fewest and freed_nothing(one)]
         if not found:

@@ -60,7 +60,7 @@ class PreemptionThrash(StreamDetector[Judgement]):
         if not ledger.preempted:
             return
         window_s = settings(self.window_s)
-        recent = recent_preemptions(ledger, window_s)
+        recent = recent_preemptions(ledger, settings, window_s)
         without_output = [one for one in recent if one.computed and not one.outputs]
         hit = preempted_names(without_output)
         if len(hit) < settings(self.min_requests):
