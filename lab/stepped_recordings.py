@@ -11,12 +11,12 @@ from .stepped_engine import Lab
 
 
 def leaking_lab() -> Lab:
-    """Finished requests whose completion is never delivered, seen for longer than the grace."""
+    """Finished requests whose completion is never delivered, seen for longer than a slow transfer is information."""
     lab = Lab(total=101, block_size=16, connector_share=1.0, faults=["leak.finished-held:after=3:limit=4"], seed=1)
     for n in range(7):
         lab.arrive(60, max_tokens=4, name=f"req-{n}")
         lab.run_until_idle()
-    for _ in range(60):
+    for _ in range(160):
         lab.step(seconds=0.5)
     return lab
 

@@ -23,7 +23,6 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from kvscope.monitor.detectors.engine_pace import UNSEEN_TIMES
 from kvscope.monitor.ledger import invariants
 
 # Every ledger of every test, and of every process that a test starts, checks its invariants after every batch.
@@ -31,29 +30,6 @@ os.environ.setdefault(invariants.VARIABLE, "1")
 
 # Whoever runs tests in the background ignores it, and so would every command that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-AS_SHIPPED: Final = (
-    "test_docs",
-    "test_golden",
-    "test_outside_pace",
-    "test_step_time",
-    "test_thresholds",
-    "test_traced",
-)
-"""Modules that are about the default of leak.finished-held.unseen_times, or about what it gives."""
-SHIPPED_UNSEEN_TIMES: Final = UNSEEN_TIMES.value
-# Judge first transfers by their grace alone in this process, also in fixtures of the session: tests copy at once.
-UNSEEN_TIMES.value = 0.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def as_shipped(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Judge by the default in the modules of AS_SHIPPED."""
-    if request.module.__name__.rpartition(".")[2] in AS_SHIPPED:
-        UNSEEN_TIMES.value = SHIPPED_UNSEEN_TIMES
-    yield
-    UNSEEN_TIMES.value = 0.0
 
 
 NO_UNIT: Final = ("kvscope.engine", "kvscope.lab", "torch", "playwright")

@@ -225,7 +225,7 @@ def test_two_engines_side_by_side() -> None:
     """A question is about one of them."""
     watch = Pipeline()
     for scene, name in ((finished_held(), "a@127.0.0.1:1/0"), (unaccounted(), "b@127.0.0.1:2/0")):
-        scene.live(15, every=0.25)
+        scene.live(120)
         watch.feed(msgspec.structs.replace(frame, engine=name) for frame in scene.lab.frames)
     with served(watch) as url:
         remote = ServiceClient(url)

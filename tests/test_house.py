@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -212,6 +213,13 @@ def test_tests_mirror_the_rooms() -> None:
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     of_the_house = {room.rpartition(".")[2] for room in ROOMS} | {"web", "dashboards", "deploy"}
     assert folders <= of_the_house
+
+
+def test_no_test_changes_a_threshold() -> None:
+    """A test that needs another value passes it as a user would: by `--set`, or by Settings."""
+    changes = re.compile(r"\.value\s*[-+*/]?=(?!=)|setattr\([^)]*[\"']value[\"']")
+    tests = (ROOT / "tests").rglob("*.py")
+    assert not [str(path.relative_to(ROOT)) for path in tests if changes.search(path.read_text())]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope.dashboards.prometheus.rules import GENERATED_RULES, RULES_OF_CHART, as_yaml
 from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.detectors.findings import runbook, severity_at_least
 from kvscope.monitor.detectors.registry import CATALOGUE
 from kvscope.monitor.outputs.prometheus import WatchCollector
@@ -59,7 +60,7 @@ def test_the_alert_begins_and_ends_with_the_finding(tmp_path: Path) -> None:
     request = lab.arrive(10, max_tokens=4)
     while not lab.faults.on["leak.finished-held"].affected:
         lab.step()
-    watch, fed = Pipeline(), 0
+    watch, fed = Pipeline(Settings({"leak.finished-held.unseen_times": 0})), 0
     registry = CollectorRegistry(auto_describe=False)
     registry.register(WatchCollector(watch))
     series: defaultdict[str, dict[int, float]] = defaultdict(dict)

@@ -40,7 +40,7 @@ def with_faults(frames: Iterable[Batch | Keyframe], faults: list[str]) -> list[B
 @pytest.mark.parametrize("scene", [finished_held, unaccounted])
 def test_a_fault_that_is_not_told_is_found_all_the_same(scene: Callable[[], Watched]) -> None:
     watched = scene()
-    watched.live(15, every=0.25)
+    watched.live(120)
     reported, findings = judged(watched.lab.frames)
     assert len(reported) == 1
     assert [f.code for f in findings if f.severity == "error"] == reported
@@ -49,7 +49,7 @@ def test_a_fault_that_is_not_told_is_found_all_the_same(scene: Callable[[], Watc
 
 def test_a_fault_that_is_told_but_never_strikes_is_not_found() -> None:
     healthy = finished_held(fault="")
-    healthy.live(15, every=0.25)
+    healthy.live(120)
     _, findings = judged(healthy.lab.frames)
     every = ["leak.finished-held", "leak.unaccounted"]
     assert judged(with_faults(healthy.lab.frames, every)) == (every, findings)

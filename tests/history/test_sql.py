@@ -96,7 +96,7 @@ def test_a_recording_has_points_and_findings_once_it_is_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene = finished_held()
-    scene.live(15)
+    scene.live(120)
     write(tmp_path, list(scene.lab.frames))
     query = "SELECT code, state, requests FROM findings WHERE code = 'leak.finished-held'"
     assert main(["sql", query, str(tmp_path), "--format", "json"]) == 0

@@ -182,8 +182,14 @@ def test_counters_are_the_ledgers_points_each_change_once(lab: Lab, watch: Pipel
         assert [(at, event.counter_value) for at, event in drawn[name]] == changes
 
 
-def test_findings_are_instants_with_what_they_say(lab: Lab, watch: Pipeline, read: Read) -> None:
-    reported = {report.code: report for report in watch.findings()}
+def test_findings_are_instants_with_what_they_say_when_they_begin(lab: Lab, read: Read) -> None:
+    watch, transitions = Pipeline(), []
+    for frame in lab.frames:
+        watch.feed([frame])
+        transitions += [(finding.report(), to) for finding, to, _ in watch.take_transitions()]
+    watch.settle()
+    transitions += [(finding.report(), to) for finding, to, _ in watch.take_transitions()]
+    reported = {report.code: report for report, to in transitions if to == "firing"}
     shown = {event.name: arguments(event) for event in read.on("Findings") if not event.name.endswith(" resolved")}
     assert set(shown) == set(reported)
     for code, stated in shown.items():

@@ -59,8 +59,8 @@ def private(batch: Batch) -> Batch:
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lab = leaking_lab()
-    for _ in range(60):
-        lab.step(seconds=0.5)
+    for _ in range(170):
+        lab.step(seconds=1.0)
         lab.heartbeat()
     lab.frames = [private(frame) for frame in lab.frames if isinstance(frame, Batch)]
     return recording_of(lab, tmp_path_factory.mktemp("recording"))
