@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM_FLAGS: Final = (
@@ -18,14 +17,15 @@ CHROMIUM_FLAGS: Final = (
     "--disable-sync",
     "--no-first-run",
 )
+NO_CHROMIUM: Final = "there is no Chromium here: apt-get install chromium"
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start the browser. Without one, skip the test that asks."""
+    """Start the browser. Without one, end the command that asks."""
     path = shutil.which("chromium")
     if path is None:
-        pytest.skip("no chromium: apt-get install chromium")
+        raise SystemExit(NO_CHROMIUM)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
         try:

@@ -11,6 +11,7 @@ that no tier depends on anybody's memory.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,12 +19,15 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 import pytest
 
 from kvscope.monitor.ledger import invariants
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Every ledger of every test, and of every process that a test starts, checks its invariants after every batch.
 os.environ.setdefault(invariants.VARIABLE, "1")
@@ -103,6 +107,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         _confined = ""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, headless."""
+    from kvscope.lab.chromium import NO_CHROMIUM, chromium
+
+    if shutil.which("chromium") is None:
+        pytest.skip(NO_CHROMIUM)
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

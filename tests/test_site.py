@@ -17,8 +17,6 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from kvscope.lab.chromium import chromium
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
@@ -93,12 +91,6 @@ def url(site: Path) -> Iterator[str]:
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

@@ -6,25 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from kvscope.lab.chromium import chromium
 from kvscope.lab.vllm_python import PYTHON, environment, free_ports, needs_vllm
 from tests.tutorials import ROOT, Follower, missing_lines, steps_of
 
 START = ROOT / "docs" / "start"
 SCREEN = {"width": 1280, "height": 800}
 BIN = Path(sys.executable).parent
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 def test_a_line_that_was_not_printed_is_noticed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 from playwright.sync_api import expect
 
-from kvscope.lab.chromium import chromium
+from kvscope.lab.chromium import NO_CHROMIUM, chromium
 from kvscope.monitor.fleet.bus_messages import AnnotationMessage, FindingMessage, PointMessage
 from kvscope.monitor.fleet.bus_messages import finding_message as message_of
 from tests.finding_transitions import AlertMessages
@@ -58,6 +59,7 @@ def found(number: int) -> FindingMessage:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
 def test_many_engines_are_found_grouped_and_updated(tmp_path: Path) -> None:
     with one_server(tmp_path / "nats") as server:
         config = bus_config_of([server])

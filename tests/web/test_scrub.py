@@ -10,7 +10,6 @@ from playwright.sync_api import Browser, Page, expect
 
 from kvscope.dashboards.web.app import mount
 from kvscope.dashboards.web.palette import PALETTE_SHADES
-from kvscope.lab.chromium import chromium
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.contract.wire import Batch
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
@@ -18,12 +17,6 @@ from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 from tests.web.parts import ENGINE, Account
 from tests.web.test_service import serving
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
