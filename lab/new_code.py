@@ -13,7 +13,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from kvscope.monitor.detectors.registry import CATALOGUE, FAMILIES
+from kvscope.monitor.detectors.detector import rule_of
+from kvscope.monitor.detectors.registry import CATALOGUE, DETECTORS, FAMILIES
 from kvscope.monitor.detectors.runbook_files import runbook_text
 from kvscope.monitor.terminal.report import NOTHING
 
@@ -81,6 +82,14 @@ def missing_parts(code: str) -> Iterator[str]:
     module = CATALOGUE[code].__module__.removeprefix("kvscope.").replace(".", "/")
     if not CATALOGUE[code].title:
         yield f"{module}.py: a title"
+    for detector in DETECTORS:
+        if detector.code == code:
+            each = type(detector)
+            source = f"{each.__module__.removeprefix('kvscope.').replace('.', '/')}.py: {each.__name__}"
+            rule = rule_of(each)
+            yield from (f"{source}: {part}" for part in ("Sees",) if part not in rule)
+            if rule.keys() <= {"Sees", "Not when"}:
+                yield f"{source}: Confirmed when, Likely when or Cannot tell"
     runbook = runbook_text(code)
     if runbook is None:
         yield f"docs/runbooks/{code}.md"

@@ -1,19 +1,20 @@
 """The page of all finding codes, docs/codes.md: meaning, severity, runbook, and the best verdict from each source.
 
-The registry has codes, titles and severities. This module adds what it does not declare: how sure a verdict can be
-from each source. tests/test_codes_page.py compares that with the verdicts of recorded incidents and public reports.
+All of it comes from the detectors: codes, titles, severities, and the rules in their docstrings.
+tests/test_codes_page.py compares the verdicts of recorded incidents and public reports with these.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+import textwrap
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope.monitor.detectors.detector import Detector, Signal
-from kvscope.monitor.detectors.judgement import Verdict
-from kvscope.monitor.detectors.registry import CATALOGUE, sources_of
+from kvscope.monitor.detectors.detector import Detector, Signal, rule_of, surest_verdict
+from kvscope.monitor.detectors.judgement import VERDICTS, Verdict
+from kvscope.monitor.detectors.registry import CATALOGUE, DETECTORS
 from kvscope.monitor.detectors.written.hypotheses import HYPOTHESES
 
 ROOT: Final = Path(__file__).parent.parent
@@ -35,6 +36,9 @@ HEAD: Final = """\
 A finding has a code, `family.name`. Each code links to its runbook: symptoms, causes, how to confirm it, what to do
 now, what to change and what will not help. `monitor runbook CODE` prints the same page.
 
+Below each table are the rules: what a code sees from each source, when it is confirmed or likely, and what looks the
+same and is another code. `--set` changes the amounts ([thresholds](reference/thresholds.md)).
+
 The columns of sources show the highest verdict that each can support. The evidence decides each time, and a verdict can
 be lower: [how verdicts are reached](concepts/verdicts.md). An empty cell means that the source cannot show the code.
 Prometheus shows what metrics show. *cannot-tell* in the column of bug reports is a hypothesis. It names the signal that
@@ -50,43 +54,6 @@ HEADINGS: Final[dict[Signal, str]] = {
     "report": "bug report",
     "kv-events": "KV events",
 }
-LAB_ONLY: Final = frozenset(
-    (
-        "collapse.preempt-all",
-        "sizing.bad-suggestion",
-        "sizing.elsewhere",
-        "sizing.kv-too-large",
-        "sizing.overreserved",
-        "stuck.lost-wakeup",
-        "thrash.after-retract",
-    )
-)
-"""Codes that neither a test on vLLM nor a drawn run on its scheduler has found: only kvscope's own engine has."""
-CERTAIN_FROM_ANY_SOURCE: Final = frozenset(
-    (
-        "held.pool-reserved",
-        "sizing.overreserved",
-        "blind.not-exposed",
-        "blind.counter-lag",
-        "blind.log-silence",
-        "blind.plugin-failed",
-        "blind.reader-failed",
-    )
-)
-"""Codes that follow from what the source itself states, or from the monitor's own state."""
-BEST: Final[Mapping[str, Mapping[Signal, Verdict]]] = {
-    "leak.encoder-cache": {"stream": "likely"},
-    "stuck.encoder-budget": {"stream": "likely"},
-    "stuck.front-end": {"stream": "likely"},
-    "stuck.grammar": {"stream": "likely"},
-    "thrash.after-retract": {"stream": "likely"},
-    "stuck.never-fits": {"metrics": "cannot-tell"},
-    "collapse.prefix-hits": {"metrics": "cannot-tell"},
-    "collapse.lockstep": {"report": "cannot-tell"},
-    "sizing.bad-suggestion": {"stream": "likely", "log": "confirmed"},
-    "sizing.refused-start": {"log": "confirmed", "report": "confirmed"},
-}
-"""Where the best verdict of a source is not the usual one: *confirmed* from the event stream, else *likely*."""
 WRITTEN: Final = ROOT / "monitor" / "detectors" / "written"
 NO_RULES: Final = ("__init__", "hypotheses")
 
@@ -99,22 +66,19 @@ def codes_of_lines() -> frozenset[str]:
     )
 
 
-def best_verdicts(detector: type[Detector[Any]], lines: Collection[str]) -> dict[Signal, Verdict]:
+def best_verdicts(code: str, lines: Collection[str]) -> dict[Signal, Verdict]:
     """Return the highest verdict from each source that can show this code, without other sources.
 
     lines: the codes that single lines of a log or a report show.
     """
-    code = detector.code
-    best: dict[Signal, Verdict] = dict.fromkeys(sources_of(code), "likely")
-    if "stream" in best:
-        best["stream"] = "confirmed"
+    shown: list[tuple[Signal, Verdict]] = [
+        (signal, surest_verdict(type(each))) for each in DETECTORS if each.code == code for signal in each.requires
+    ]
     if code in lines:
-        best |= {"log": "likely", "report": "likely"}
+        shown += [("log", "likely"), ("report", "likely")]
     if any(row.code == code for row in HYPOTHESES):
-        best.setdefault("report", "cannot-tell")
-    if code in CERTAIN_FROM_ANY_SOURCE:
-        best = dict.fromkeys(best, "confirmed")
-    return best | dict(BEST.get(code, {}))
+        shown.append(("report", "cannot-tell"))
+    return dict(sorted(shown, key=lambda each: VERDICTS.index(each[1])))
 
 
 def codes_page() -> str:
@@ -124,6 +88,9 @@ def codes_page() -> str:
     for family in families:
         heading, text = FAMILIES[family]
         lines += ["", f"## {heading}", "", text, "", *_family_table(family)]
+        for detector in DETECTORS:
+            if detector.code.partition(".")[0] == family:
+                lines += _rule_lines(detector)
     return "\n".join(lines) + "\n"
 
 
@@ -133,7 +100,16 @@ def _family_table(family: str) -> Iterator[str]:
     lines = codes_of_lines()
     for code, detector in CATALOGUE.items():
         if code.partition(".")[0] == family:
-            best = best_verdicts(detector, lines)
+            best = best_verdicts(code, lines)
             verdicts = (best.get(signal, "") for signal in HEADINGS)
-            name = f"[{code}](runbooks/{code}.md)" + (" **lab only**" if code in LAB_ONLY else "")
+            name = f"[{code}](runbooks/{code}.md)" + (" **lab only**" if detector.lab_only else "")
             yield f"| {name} | {detector.title} | {detector.severity} | " + " | ".join(verdicts) + " |"
+
+
+def _rule_lines(detector: Detector[Any]) -> Iterator[str]:
+    """Yield the rule of one source, below a heading for the first of its code."""
+    if "code" in vars(type(detector)):
+        yield from ("", f"### {detector.code}")
+    sources = ", ".join(HEADINGS[signal] for signal in detector.requires)
+    rule = " ".join(f"**{name}** {text}" for name, text in rule_of(type(detector)).items())
+    yield from ("", *textwrap.wrap(f"From {sources}. {rule}", 120, break_long_words=False, break_on_hyphens=False))

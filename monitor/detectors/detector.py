@@ -12,7 +12,9 @@ Causes        the effects that its findings may have, each with a tie: what must
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, Unpack, get_args
@@ -20,7 +22,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, 
 from ..base.text import counted, duration
 from ..ledger.engine_ledger import EngineLedger
 from .harm import GradedT, verdict_of
-from .judgement import Alternative, HoldsBlocks, Judgement, Severity, ShortOfBlocks, Unless
+from .judgement import Alternative, HoldsBlocks, Judgement, Severity, ShortOfBlocks, Unless, Verdict
 from .runbook_files import FindingFields, with_advice
 
 
@@ -121,6 +123,9 @@ class Causes(Generic[CauseT]):
 class Detector(Generic[JudgementT]):
     """One finding code from one source of evidence: what it is called, what it needs, and how it is found.
 
+    The docstring of a detector is its page: what it *Sees*, when it is *Confirmed* or *Likely*, and *Not when*: what
+    looks the same, each with its own code.
+
     code: `family.name`, or `vendor.name` of a plug-in. requires: any one of these signals is enough. runbook: Markdown,
     or the resource that has it. kvscope's own codes have theirs in docs/runbooks. Its bullets under *Do now*, *Change*
     and *What will not help* are the advice of a finding. sample_need: the least samples to decide from metrics alone,
@@ -143,6 +148,8 @@ class Detector(Generic[JudgementT]):
     """Whether it is about events that recur: evidence and requests are those of the last one."""
     counts_events: ClassVar[bool] = False
     """Whether it counts the events of a window: those before its cause ended are the cause's effects for good."""
+    lab_only: ClassVar[bool] = False
+    """Whether kvscope's own engine has shown it, and no vLLM so far."""
     outlasts_epoch: ClassVar[bool] = False
     """Whether it is about the observer, so that a restart or the silence of the engine changes nothing for it."""
     sample_need: ClassVar[SampleNeed | None] = None
@@ -217,6 +224,42 @@ class FromMetrics(FromSamples):
     """The same without the statistics in a log."""
 
     requires: ClassVar[tuple[Signal, ...]] = ("metrics",)
+
+
+class FromLog:
+    """Mixed into the detector of a code: finds it from the facts of a log or a report, without an event stream."""
+
+    requires: ClassVar[tuple[Signal, ...]] = ("log", "report")
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether there are lines, and no event stream."""
+        return not ledger.has_stream and not signals.isdisjoint(self.requires)
+
+
+class FromKvEvents:
+    """Mixed into the detector of a code: finds it from KV events."""
+
+    requires: ClassVar[tuple[Signal, ...]] = ("kv-events",)
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether there are KV events."""
+        return bool(ledger.prefixes.stored)
+
+
+RULE: Final = ("Sees", "Confirmed when", "Likely when", "Cannot tell", "Not when")
+"""The sections of a detector's docstring, in this order. docs/codes.md is made from them."""
+
+
+def rule_of(detector: type[Detector[Any]]) -> dict[str, str]:
+    """Return the sections of its own docstring, one line each."""
+    parts = re.split(rf"^({'|'.join(RULE)}): ", inspect.cleandoc(detector.__doc__ or ""), flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def surest_verdict(detector: type[Detector[Any]]) -> Verdict:
+    """Return the surest verdict that its docstring has a section for."""
+    rule = rule_of(detector)
+    return "confirmed" if "Confirmed when" in rule else "likely" if "Likely when" in rule else "cannot-tell"
 
 
 def signals_of(ledger: EngineLedger) -> frozenset[Signal]:

@@ -11,7 +11,11 @@ from ..judgement import Judgement, seen
 
 
 class ClockJumped(StreamDetector[Judgement]):
-    """Wall clocks that were set forward or back while the engine ran."""
+    """Wall clocks that were set forward or back while the engine ran.
+
+    Sees: wall time that moved against the engine's monotonic clock in the last minutes.
+    Confirmed when: always, since both clocks are in each batch.
+    """
 
     code = "blind.clock-jump"
     severity = "info"

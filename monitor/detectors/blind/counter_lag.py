@@ -11,7 +11,12 @@ from .not_exposed import has_metrics_page, metrics_dialect
 
 
 class CounterLag(Detector[Judgement]):
-    """Counters of vLLM that lag."""
+    """Counters of vLLM that lag.
+
+    Sees: vLLM's counter of preemptions on a metrics page.
+    Confirmed when: always, since this is how vLLM counts.
+    Not when: there is an event stream, which shows each preemption.
+    """
 
     code = "blind.counter-lag"
     severity = "info"

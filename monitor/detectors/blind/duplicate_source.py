@@ -11,7 +11,11 @@ from ..judgement import Judgement, seen
 
 
 class DuplicateSource(StreamDetector[Judgement]):
-    """One engine whose every batch comes twice."""
+    """One engine whose every batch comes twice.
+
+    Sees: heartbeats of one epoch that were received more than once in the last seconds.
+    Confirmed when: always, since each batch is numbered.
+    """
 
     code = "blind.duplicate-source"
     severity = "info"

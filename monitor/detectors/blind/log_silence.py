@@ -28,7 +28,10 @@ def _line_interval_s(samples: Sequence[Sample]) -> float:
 class LogSilence(Detector[Judgement]):
     """A log that no longer has lines about an engine that had work.
 
-    vLLM omits its lines as soon as no token is computed, with no clients as well as in a hang.
+    Sees: a last line of statistics with requests, and no other since.
+    Confirmed when: the log goes on for as long as several such lines take.
+    Cannot tell: it is the last of the log, and says that no token was computed.
+    Not when: that line has no request. vLLM omits its lines as soon as no token is computed, idle or hung.
     """
 
     code = "blind.log-silence"

@@ -107,7 +107,12 @@ def _usage_reads(view: WrittenView) -> list[ReportedEvent]:
 
 
 class MetricWrong(TextDetector):
-    """Numbers that cannot be right."""
+    """Numbers that cannot be right.
+
+    Sees: a usage below 0 or above 1, one engine's usage from several processes, or two sizes of one pool.
+    Likely when: always, since the text does not show which number is wrong.
+    Not when: they differ by rounding.
+    """
 
     code = "blind.metric-wrong"
     severity = "info"

@@ -11,7 +11,11 @@ from ..judgement import Evidence, Judgement, seen
 
 
 class NameClash(StreamDetector[Judgement]):
-    """Engine processes under one name that are alive at once: one of them is shown, the others are not."""
+    """Engine processes under one name that are alive at once: one of them is shown, the others are not.
+
+    Sees: heartbeats of several epochs under one name that keep coming.
+    Confirmed when: always, since none of them replaced another.
+    """
 
     code = "blind.name-clash"
     severity = "info"

@@ -54,7 +54,11 @@ HOW_TO_EXPOSE: Final = {
 
 
 class NotExposed(Detector[Judgement]):
-    """Metrics that detectors need and the page does not have."""
+    """Metrics that detectors need and the page does not have.
+
+    Sees: a metrics page without some of the metrics that rules need.
+    Confirmed when: always, since an absent metric is not 0.
+    """
 
     code = "blind.not-exposed"
     severity = "info"

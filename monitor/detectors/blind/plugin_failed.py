@@ -1,8 +1,4 @@
-"""blind.plugin-failed: a plug-in was refused, raised or did not return.
-
-It concerns the process that observes, so every engine that this process observes has it. The failure is evidence from
-kvscope itself, and needs no signal of the engine.
-"""
+"""blind.plugin-failed: a plug-in was refused, raised or did not return."""
 
 from __future__ import annotations
 
@@ -24,7 +20,12 @@ _WHAT_IS_MISSING = {
 
 
 class PluginFailed(Detector[Judgement]):
-    """Plug-ins of other distributions that failed in this process."""
+    """Plug-ins of other distributions that failed in this process.
+
+    Sees: a plug-in that was refused, raised, or did not return in time. Every engine that this process observes has it.
+    Confirmed when: always, since the failure is kvscope's own record.
+    Not when: it has worked again for minutes.
+    """
 
     code = "blind.plugin-failed"
     severity = "info"

@@ -69,7 +69,12 @@ def judged_failure(name: str, failure: WorkerFailure, *, is_grave: bool) -> Judg
 
 
 class ReaderFailed(Detector[Judgement]):
-    """Readers, detectors, exporters and history that raised or hang."""
+    """Readers, detectors, exporters and history that raised or hang.
+
+    Sees: a part of the monitor that the picture of this engine rests on, and that does not work.
+    Confirmed when: always, since the failure is kvscope's own record.
+    Not when: one attempt of a reader failed just now.
+    """
 
     code = "blind.reader-failed"
     severity = "warning"

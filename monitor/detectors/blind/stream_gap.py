@@ -12,7 +12,11 @@ from ..judgement import Evidence, Judgement
 
 
 class StreamGap(Detector[Judgement]):
-    """Events that were permanently lost."""
+    """Events that were permanently lost.
+
+    Sees: batches that were lost for good in the last minutes, or since the last complete audit.
+    Confirmed when: always, since batches are numbered.
+    """
 
     code = "blind.stream-gap"
     severity = "info"

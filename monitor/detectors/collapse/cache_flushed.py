@@ -1,10 +1,4 @@
-"""collapse.cache-flushed: prefixes that were needed are pushed out of the cache.
-
-By one large prompt, or, while blocks lie free that hold nothing, by any. Confirmed by the event stream, which names the
-request of every eviction. A prompt that evicts a smaller part is found by what would still be cached had it been no
-larger than those that missed: likely. Likely too by KV events, for a large prompt alone, since these name contents and
-no requests. A prefix that is evicted and never requested again is no loss: this is the purpose of an LRU.
-"""
+"""collapse.cache-flushed: prefixes that were needed are pushed out of the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from ...base.text import clock_time, counted, percent
 from ...ledger.cached_prefixes import Chain
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.prefix_reuse import Evictor
-from ..detector import Settings, Signal, StreamDetector, Threshold
+from ..detector import FromKvEvents, Settings, Signal, StreamDetector, Threshold
 from ..judgement import Alternative, Evidence, Judgement, seen
 from ..preemptions import point_at
 from .prefix_hits import KV_EVENTS
@@ -25,7 +19,15 @@ EVICTION_ORDER = "the order in which this cache evicts: where the least recently
 
 
 class CacheFlushed(StreamDetector[Judgement]):
-    """Evictions of prefixes that were needed again."""
+    """Evictions of prefixes that were needed again.
+
+    Sees: one prompt that evicted half of what the prefix cache kept, or prompts that evicted prefixes while blocks
+    without content were free, and evicted blocks that had to be computed again.
+    Confirmed when: the event stream names who evicted them, and that they were computed again.
+    Likely when: less was evicted, but would still be cached had the prompt been no larger than those that missed it:
+    that holds where the least recently used goes first. Or events were lost.
+    Not when: no request asks for the prefixes again, or live requests need the pool.
+    """
 
     code = "collapse.cache-flushed"
     severity = "warning"
@@ -188,14 +190,17 @@ def _size_evidence(ledger: EngineLedger, one: Evictor) -> tuple[Evidence, ...]:
     return (seen("recomputed_for_its_size", one.for_its_size, "blocks", place),)
 
 
-class CacheFlushedFromKvEvents(CacheFlushed):
-    """The same by the contents that KV events name."""
+class CacheFlushedFromKvEvents(FromKvEvents, CacheFlushed):
+    """One large prompt that evicted what was stored again afterwards.
 
-    requires = ("kv-events",)
+    Sees: KV events by which one prompt evicted half of what the cache kept, and much of that was stored again.
+    Likely when: always, since KV events name contents and no requests.
+    Not when: hardly any of it is stored again.
+    """
 
     def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
-        """Whether there are KV events, and no event stream."""
-        return not ledger.has_stream and bool(ledger.prefixes.stored)
+        """Whether there are KV events, and no event stream, which shows more."""
+        return super().applies(ledger, signals) and not ledger.has_stream
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the prompts after which much was stored again."""

@@ -409,7 +409,12 @@ class LockstepFromSamples(FromSamples, Lockstep):
 
 
 class LockstepFromReport(Lockstep):
-    """A fall of usage that a report names, beside the pool's size and the load's command: a hypothesis."""
+    """A fall of usage that a report names, beside the pool's size and the load's command.
+
+    Sees: usage before and after, what the pool holds, and what each request of the load needs.
+    Cannot tell: whether requests completed or were preempted.
+    Not when: the fall is less than half of the pool.
+    """
 
     requires = ("report",)
 

@@ -11,7 +11,12 @@ from ..written.written_view import TextDetector, WrittenView, number_of, quotes
 
 
 class OuterHits(TextDetector):
-    """A tier that only stores."""
+    """A tier that only stores.
+
+    Sees: look-ups in an outer tier that stores KV, and no hit.
+    Likely when: a person reports prompts that share a prefix, or misses.
+    Not when: nothing shows that prompts share anything: those miss too.
+    """
 
     code = "collapse.outer-hits"
     severity = "warning"

@@ -1,8 +1,4 @@
-"""collapse.preempt-all: usage falls from full to nothing as all that run are preempted in one pass.
-
-Any metric shows the same picture as for collapse.lockstep. Here the blocks were released as preempted. Where nothing
-became free by it, since the blocks wait for a step in flight, it is thrash.cascade. It needs the event stream.
-"""
+"""collapse.preempt-all: usage falls from full to nothing as all that run are preempted in one pass."""
 
 from __future__ import annotations
 
@@ -17,11 +13,18 @@ from ..sizing.kv_too_small import KvTooSmall
 
 
 class PreemptAll(StreamDetector[Judgement]):
-    """Passes that preempted all running requests."""
+    """Passes that preempted all running requests.
+
+    Sees: one pass that preempted nearly all running requests, and freed their blocks.
+    Confirmed when: no event is missing.
+    Likely when: events were lost.
+    Not when: no block became free by it (thrash.cascade), or the requests finished (collapse.lockstep).
+    """
 
     code = "collapse.preempt-all"
     severity = "error"
     title = "All running requests are preempted at once"
+    lab_only = True
     recurs = True
 
     min_requests = Threshold(4, "requests", "of two or three, a prompt that needs many blocks may well preempt all")

@@ -1,11 +1,4 @@
-"""collapse.prefix-hits: prompts are computed again though their prefixes are in the cache.
-
-Confirmed by the event stream, where prompts were looked up and too few of their blocks entered the cache: the others
-were there. Likely where these are less than half of what was computed, or where the engine stores a content again while
-other blocks hold it. Likely by KV events, since these name no hits. From metrics the hit rate fell against the engine's
-own level, which does not show why: where requests became longer or shorter, or far fewer, the load changed and nothing
-is reported. Otherwise the finding names the causes that remain, and the verdict is cannot-tell.
-"""
+"""collapse.prefix-hits: prompts are computed again though their prefixes are in the cache."""
 
 from __future__ import annotations
 
@@ -13,14 +6,14 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise, takewhile
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...base.text import clock_time, counted, duration, percent
 from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.engine_state import EVENT_BITS
 from ...ledger.records import ComputedPrompt
-from ..detector import Causes, Detector, FromMetrics, SampleNeed, Settings, Signal, Threshold
+from ..detector import Causes, FromKvEvents, FromMetrics, SampleNeed, Settings, Signal, StreamDetector, Threshold
 from ..judgement import Alternative, Evidence, Judgement, began_later, seen
 from ..preemptions import point_at
 from ..sample_math import apart_s, moved, scrape_interval_s
@@ -151,13 +144,19 @@ def _none_hit(prompts: Sequence[ComputedPrompt]) -> bool:
     return not any(prompt.hit for prompt in prompts)
 
 
-class PrefixHits(Detector[Judgement]):
-    """Prefixes that the cache holds and does not give."""
+class PrefixHits(StreamDetector[Judgement]):
+    """Prefixes that the cache holds and does not give.
+
+    Sees: prompts that were looked up and computed, of which too few blocks entered the cache: the others were there.
+    Confirmed when: these are half of what prompts computed.
+    Likely when: they are less and no prompt hit, a KV group lacked a part, the engine stores one content several times,
+    or events were lost.
+    Not when: prompts hit again, or it is a hundredth of all work.
+    """
 
     code = "collapse.prefix-hits"
     severity = "warning"
     title = "Prompts are recomputed although their prefixes are cached"
-    requires: ClassVar[tuple[Signal, ...]] = ("stream", "kv-events")
     recurs = True
     sample_need = PREFIX_HITS_NEED
 
@@ -181,14 +180,6 @@ class PrefixHits(Detector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what is cached and computed again."""
-        found = list(self._from_stream(ledger, settings)) if ledger.has_stream else []
-        # vLLM stores again what is there already, which its KV events report and the stream does not.
-        yield from found or (self._from_kv_events(ledger, settings) if ledger.prefixes.stored else ())
-
-    def _enough(self, prompts: int, again: int, of: int, settings: Settings) -> bool:
-        return prompts >= settings(self.min_prompts) and again >= settings(self.min_share) * of
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         windows = self._missed_windows(ledger, settings)
         recent = next((window for window in windows if self._is_much(ledger, window, settings)), None)
         if recent is None:
@@ -226,6 +217,9 @@ class PrefixHits(Detector[Judgement]):
             ),
             missing=missing,
         )
+
+    def _enough(self, prompts: int, again: int, of: int, settings: Settings) -> bool:
+        return prompts >= settings(self.min_prompts) and again >= settings(self.min_share) * of
 
     def _missed_windows(self, ledger: EngineLedger, settings: Settings) -> Iterator[Sequence[ComputedPrompt]]:
         """Yield the prompts of the last `window_s` if enough of what they computed was in the cache, or if some of it
@@ -300,7 +294,19 @@ class PrefixHits(Detector[Judgement]):
         in_all -= point_at(ledger, since_ns).computed_tokens
         return again * ledger.state.block_size >= settings(self.min_recomputed) * in_all
 
-    def _from_kv_events(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+
+class PrefixHitsFromKvEvents(FromKvEvents, PrefixHits):
+    """Prefixes that are stored again while the cache holds them.
+
+    Sees: half of the blocks stored in a minute repeat a content that the cache had, which vLLM's event stream hides.
+    Likely when: always, since KV events name no hits.
+    Not when: only the last block of each prompt is stored again.
+    """
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what was stored again, unless the event stream shows as much."""
+        if ledger.has_stream and any(PrefixHits().detect(ledger, settings)):
+            return
         since_ns = ledger.now_ns - settings(self.window_s) * 1e9
         recent = list(takewhile(lambda step: step.at_ns >= since_ns, reversed(ledger.prefixes.steps)))
         stored, again = sum(step.stored for step in recent), sum(step.again for step in recent)
@@ -331,7 +337,12 @@ class PrefixHits(Detector[Judgement]):
 
 
 class PrefixHitsFromMetrics(FromMetrics, PrefixHits):
-    """A hit rate that fell against the engine's own level."""
+    """A hit rate that fell against the engine's own level.
+
+    Sees: the hit rate fell to a quarter of its level and stays there.
+    Cannot tell: prompts without a common prefix, evictions and failed look-ups look the same.
+    Not when: requests became longer, shorter or fewer: the load changed.
+    """
 
     def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
         """Whether metrics are all there is: KV events show more."""

@@ -130,7 +130,13 @@ def _anomaly_text(found: FoundAnomaly) -> str:
 
 
 class CounterDrift(CorruptDetector):
-    """The engine's own accounts disagree, or its events contradict each other otherwise."""
+    """The engine's own accounts disagree, or its events contradict each other otherwise.
+
+    Sees: counts, audits or events that contradict the ledger.
+    Confirmed when: no event was lost.
+    Likely when: events were lost: the contradiction may be in them.
+    Not when: a block was freed twice or handed out while held (corrupt.double-free, corrupt.use-after-free).
+    """
 
     code = COUNTER_DRIFT
     title = "The engine's own block counts disagree"
@@ -138,7 +144,13 @@ class CounterDrift(CorruptDetector):
 
 
 class UseAfterFree(CorruptDetector):
-    """A block was handed out while it was held."""
+    """A block was handed out while it was held.
+
+    Sees: an allocation of a block that a request holds, or a free that did not wait for the step it was fenced behind.
+    Confirmed when: no event was lost.
+    Likely when: events were lost: a free may be among them.
+    Not when: the engine's counts alone disagree (corrupt.counter-drift).
+    """
 
     code = USE_AFTER_FREE
     title = "A block was handed out while a request held it"
@@ -146,7 +158,13 @@ class UseAfterFree(CorruptDetector):
 
 
 class DoubleFree(CorruptDetector):
-    """A block was freed that was not held."""
+    """A block was freed that was not held.
+
+    Sees: a release of a block that is free, that another request released, or that its request never gave back before.
+    Confirmed when: no event was lost.
+    Likely when: events were lost: an allocation may be among them.
+    Not when: a later request has no part in it: it only got a block that is in the free queue twice.
+    """
 
     code = DOUBLE_FREE
     title = "A block was freed that no request held"

@@ -16,7 +16,13 @@ MAX_IMBALANCE_EVENTS: Final = 6
 
 
 class Conservation(StreamDetector[Judgement]):
-    """Total is not free + cached-idle + running + waiting + finished + reserved + UNACCOUNTED."""
+    """Total is not free + cached-idle + running + waiting + finished + reserved + UNACCOUNTED.
+
+    Sees: the blocks under all holders add up to another number than the pool has.
+    Confirmed when: no event was lost.
+    Likely when: events were lost, but an audit has repaired the ledger since.
+    Not when: lost events explain the difference.
+    """
 
     code = "corrupt.conservation"
     severity = "critical"

@@ -9,7 +9,11 @@ from ..written.written_view import TextDetector, WrittenView, quotes
 
 
 class StaleRemoteRead(TextDetector):
-    """A read of blocks that may be another request's by then."""
+    """A read of blocks that may be another request's by then.
+
+    Sees: a line by which a decode worker read blocks that this engine had released, since their lease had ended.
+    Likely when: always, since nothing shows whether the blocks were in use again by then.
+    """
 
     code = "corrupt.stale-remote-read"
     severity = "critical"

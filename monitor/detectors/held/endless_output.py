@@ -11,7 +11,12 @@ from ..written.written_view import TextDetector, WrittenView, quotes
 
 
 class EndlessOutput(TextDetector):
-    """A model that goes on generating."""
+    """A model that goes on generating.
+
+    Sees: a person's words about an answer that does not end.
+    Likely when: lines show that tokens are computed.
+    Cannot tell: no line does.
+    """
 
     code = "held.endless-output"
     severity = "info"

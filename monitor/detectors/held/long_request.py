@@ -11,7 +11,12 @@ from ..judgement import Judgement, seen
 
 
 class LongRequest(StreamDetector[Judgement]):
-    """A request that needs much of the pool."""
+    """A request that needs much of the pool.
+
+    Sees: a running request that holds a quarter of the pool.
+    Confirmed when: it progresses.
+    Not when: it stands still.
+    """
 
     code = "held.long-request"
     severity = "info"

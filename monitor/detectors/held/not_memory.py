@@ -11,7 +11,12 @@ from ..written.written_view import TextDetector, WrittenView, quotes
 
 
 class NotMemory(TextDetector):
-    """A slow or stuck engine with free KV memory."""
+    """A slow or stuck engine with free KV memory.
+
+    Sees: a complaint about a slow or stuck engine, and lines with half of the pool free.
+    Likely when: all lines show tokens computed, or nine tenths of the pool free.
+    Not when: any request waits.
+    """
 
     code = "held.not-memory"
     severity = "info"

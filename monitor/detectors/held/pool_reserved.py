@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...base.text import percent
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.memory_breakdown import GIB_B, NoBreakdown, breakdown_of, measured
-from ..detector import Detector, Settings, Threshold
+from ..detector import FromLog, Settings, StreamDetector, Threshold
 from ..judgement import Evidence, Judgement
 
 
@@ -38,21 +38,21 @@ def _pool_of_log(ledger: EngineLedger) -> ReservedPool | None:
     return ReservedPool(breakdown.kv_cache, breakdown.device_total, "log", ledger.facts["memory_total_gib"].position)
 
 
-class PoolReserved(Detector[Judgement]):
-    """Device memory that the pool took at the start."""
+class PoolReserved(StreamDetector[Judgement]):
+    """Device memory that the pool took at the start.
+
+    Sees: a pool that is a quarter of the device or more.
+    Confirmed when: the engine's event has both.
+    """
 
     code = "held.pool-reserved"
     severity = "info"
     title = "The memory is the KV pool, allocated at startup by design"
-    requires = ("stream", "log", "report")
 
     min_share = Threshold(0.25, "of the device", "a smaller pool is not where most of the device's memory went")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the pool's share of the device."""
-        yield from self._judge_pool(ledger, settings)
-
-    def _judge_pool(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         breakdown = _pool_of_stream(ledger) if ledger.has_stream else _pool_of_log(ledger)
         if breakdown is None or breakdown.kv_pool < settings(self.min_share) * breakdown.device_total:
             return
@@ -71,3 +71,11 @@ class PoolReserved(Detector[Judgement]):
                 " under load. KV cache usage is a different figure: the share of the pool in use."
             ),
         )
+
+
+class PoolReservedFromLog(FromLog, PoolReserved):
+    """Device memory that the pool took, by the engine's log.
+
+    Sees: the same in the memory breakdown of a log.
+    Confirmed when: the breakdown has both.
+    """

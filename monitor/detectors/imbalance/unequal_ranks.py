@@ -12,7 +12,12 @@ from ..judgement import Evidence, Judgement
 
 
 class UnequalRanks(Detector[Judgement]):
-    """Data-parallel ranks that are full beside ranks that are not."""
+    """Data-parallel ranks that are full beside ranks that are not.
+
+    Sees: a rank that is full with a queue while another has room and none, for several samples in a row.
+    Likely when: always, since sticky sessions and prefix-aware routing do this on purpose.
+    Not when: a burst is dealt out within one interval.
+    """
 
     code = "imbalance.ranks"
     severity = "warning"

@@ -1,7 +1,4 @@
-"""leak.deferred-free-stalled: blocks fenced behind a step that is over, and not freed.
-
-While the step itself does not end, its blocks are rightly kept: that is stuck.engine-stalled.
-"""
+"""leak.deferred-free-stalled: blocks fenced behind a step that is over, and not freed."""
 
 from __future__ import annotations
 
@@ -30,7 +27,13 @@ def _passed_ns(ledger: EngineLedger, deferral: Deferral) -> int:
 
 
 class DeferredFreeStalled(StreamDetector[HoldsBlocks]):
-    """Blocks behind a fence that was passed and not taken down."""
+    """Blocks behind a fence that was passed and not taken down.
+
+    Sees: blocks that ended requests released, still fenced behind a step that has completed or was never launched.
+    Confirmed when: the engine has had time for its next pass since, and no event is missing.
+    Likely when: events were lost.
+    Not when: the step has not ended: its blocks are rightly kept (stuck.engine-stalled).
+    """
 
     code = "leak.deferred-free-stalled"
     severity = "error"

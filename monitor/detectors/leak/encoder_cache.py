@@ -1,8 +1,4 @@
-"""leak.encoder-cache: the encoder's cache is full of what requests that wait have in it, so that none of them goes on.
-
-The stream has no event for that cache. The sign is that the scheduler skips more than one for it and no request
-advances at all, with KV free. A single one is stuck.encoder-budget, since an item of its own may be too large.
-"""
+"""leak.encoder-cache: requests that wait fill the encoder's cache, so that none of them goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +27,12 @@ def hold_one_another(ledger: EngineLedger) -> list[RequestState]:
 
 
 class EncoderCache(StreamDetector[Judgement]):
-    """Requests that hold the encoder's cache against one another."""
+    """Requests that wait hold the encoder cache against one another.
+
+    Sees: several requests skipped for the encoder at each pass, and no request has advanced since, with KV blocks free.
+    Likely when: this lasts for the pending period. The stream has no event of the encoder cache itself.
+    Not when: one request alone is skipped (stuck.encoder-budget), or any request advances.
+    """
 
     code = "leak.encoder-cache"
     severity = "error"

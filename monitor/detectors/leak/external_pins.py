@@ -1,8 +1,4 @@
-"""leak.external-pins: blocks stay pinned though no request needs them, and cannot be evicted.
-
-Blocks of an outer tier: the stream has keys of them, and does not report which fetch a pin was for. Blocks of the pool,
-of which something other than a request, such as a connector, keeps taking references and drops none of them.
-"""
+"""leak.external-pins: blocks stay pinned though no request needs them, and cannot be evicted."""
 
 from __future__ import annotations
 
@@ -29,7 +25,15 @@ def _tier_effect(tier: TierState, *, full: bool) -> str:
 
 
 class ExternalPins(StreamDetector[Judgement]):
-    """Pins in an outer tier that are older than every fetch that still goes on."""
+    """Pins that are older than every fetch that still goes on.
+
+    Sees: pins of an outer tier that outlast every fetch, or blocks of the pool to which something other than a request,
+    such as a connector, keeps adding references that it never drops.
+    Confirmed when: pins hold a tenth of a tier for the pending period, and no fetch that goes on is as old as they are.
+    Likely when: they are pins of the pool: the stream does not show whether the connector still needs them.
+    Not when: a fetch that needs its pins goes on (stuck.remote-load), or blocks of the pool were pinned once or twice,
+    as those of a system prompt may be.
+    """
 
     code = "leak.external-pins"
     severity = "warning"

@@ -1,8 +1,4 @@
-"""leak.finished-held: finished requests keep their blocks.
-
-From the stream: the engine asks its KV connector, and the connector never reports that the blocks were sent. While an
-engine with work does not ask either, its steps have stopped: that is stuck.engine-stalled, and no leak.
-"""
+"""leak.finished-held: finished requests keep their blocks."""
 
 from __future__ import annotations
 
@@ -58,7 +54,16 @@ def _missing(damaged: bool, polled: bool, unknown_lease: bool, without_lease: bo
 
 
 class FinishedHeld(StreamDetector[HoldsBlocks]):
-    """Blocks that a KV connector keeps for finished requests, and never frees."""
+    """Blocks that a KV connector keeps for finished requests, and never frees.
+
+    Sees: blocks kept until a connector reports that it has sent them, beyond their lease, or far beyond what others
+    took.
+    Confirmed when: the engine polls the connector, and leases show that no transfer still needs the blocks.
+    Likely when: the connector shows no lease or is not polled although requests wait, or events were lost.
+    Cannot tell: first transfers of an engine may simply be slow.
+    Not when: an engine with work does not poll either (stuck.engine-stalled), or an idle one has not polled since they
+    were due (leak.idle-not-polled).
+    """
 
     code = "leak.finished-held"
     severity = "error"

@@ -314,7 +314,14 @@ def _overfull(
 
 
 class FinishedHeldFromSamples(FromSamples, FinishedHeld):
-    """Blocks that stay in use when requests have left."""
+    """Usage that stays up when requests have left.
+
+    Sees: usage that remains with nothing running, after a drain, beyond what live requests can hold, or that a failed
+    reset of the prefix cache reports at idle.
+    Likely when: no request and no KV connector within its lease can hold these blocks.
+    Cannot tell: a connector may still hold them, or requests that wait for KV from elsewhere do.
+    Not when: growing contexts raise usage, or it grows a little with each drain (leak.rising-floor).
+    """
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the signs in the samples. Those from idle usage alone count only where no floor has risen for long."""

@@ -34,7 +34,15 @@ MOST_CHANCE: Final = 1 / (1 + ANOTHER_KIND)
 
 
 class IdleNotPolled(StreamDetector[Judgement]):
-    """Blocks kept because an idle engine does not ask its connector."""
+    """Blocks that stay because an idle engine does not poll its connector.
+
+    Sees: blocks kept for a connector that an engine without requests no longer polls, or several transfers whose end
+    the connector reported as soon as the engine woke.
+    Confirmed when: the leases of all these blocks have expired, so that no transfer still needs them.
+    Likely when: nothing shows that the transfers ended, the sleep is over, or events were lost.
+    Cannot tell: first transfers of an engine may simply be slow.
+    Not when: they were overdue while the engine still polled (leak.finished-held).
+    """
 
     code = "leak.idle-not-polled"
     severity = "warning"

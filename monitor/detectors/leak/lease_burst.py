@@ -47,7 +47,14 @@ EITHER_END: Final = "whether the lease or the consumer ended each: the engine re
 
 
 class LeaseBurst(StreamDetector[Judgement]):
-    """Blocks that only the end of a lease brought back."""
+    """Blocks that only the end of a lease brought back.
+
+    Sees: finished requests, several of them or with much of the pool, whose blocks became free when their leases
+    expired.
+    Confirmed when: the engine names their leases as what ended the wait.
+    Likely when: it reports an expired lease and a completed transfer in the same way, so that only the times tell.
+    Not when: one or two requests kept few blocks: clients disconnect between the two engines.
+    """
 
     code = "leak.lease-burst"
     severity = "warning"

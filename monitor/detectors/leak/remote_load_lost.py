@@ -1,7 +1,4 @@
-"""leak.remote-load-lost: KV was being fetched into the blocks when their request ended, and the fetch never reported.
-
-While an engine with work does not ask its connector, its steps have stopped: that is stuck.engine-stalled, and no leak.
-"""
+"""leak.remote-load-lost: a request ended while KV was fetched into its blocks, and the fetch never reported."""
 
 from __future__ import annotations
 
@@ -28,7 +25,14 @@ from .deferred_blocks import (
 
 
 class RemoteLoadLost(StreamDetector[HoldsBlocks]):
-    """Blocks of ended requests that wait for a fetch that never reports."""
+    """Blocks of ended requests that wait for a fetch that never reports.
+
+    Sees: requests that ended while KV was fetched into their blocks, for longer than fetches of this engine take.
+    Confirmed when: the connector reported the end of every such fetch, and the engine keeps the blocks all the same.
+    Likely when: no end was reported, or events were lost.
+    Cannot tell: first fetches of an engine may simply be slow.
+    Not when: an engine with work does not poll its connector (stuck.engine-stalled).
+    """
 
     code = "leak.remote-load-lost"
     severity = "error"

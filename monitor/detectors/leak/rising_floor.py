@@ -1,7 +1,4 @@
-"""leak.rising-floor: each drain to idle leaves more blocks in use than the one before.
-
-From the stream, by references without an owner. From metrics or a log, by usage with nothing running.
-"""
+"""leak.rising-floor: each drain to idle leaves more blocks in use than the one before."""
 
 from __future__ import annotations
 
@@ -32,7 +29,13 @@ ROUNDING_SHARE: Final = 0.001
 
 
 class RisingFloor(StreamDetector[HoldsBlocks]):
-    """References left by a free that forgets a block or two, again and again."""
+    """References left by a free that forgets a block or two, again and again.
+
+    Sees: more blocks in use at each drain to idle, left by requests that freed the rest of theirs.
+    Confirmed when: an audit of the engine's own reference counts since then agrees.
+    Likely when: no audit has come since.
+    Not when: the floor has not risen several times in a row, or requests left all of their blocks (leak.unaccounted).
+    """
 
     code = "leak.rising-floor"
     severity = "warning"
@@ -103,7 +106,12 @@ def _fell_below(samples: Sequence[Sample], rising: Sequence[Floor]) -> bool:
 
 
 class RisingFloorFromSamples(FromSamples, RisingFloor):
-    """Usage at idle that is higher after each drain."""
+    """Usage at idle that is higher after each drain.
+
+    Sees: usage with nothing running or waiting that rises from drain to drain and never falls below an earlier floor.
+    Likely when: no KV connector can explain it: none is configured, or it has lasted longer than a lease.
+    Not when: usage was lower in between: a connector freed what it had kept.
+    """
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the same sign, little by little, where leak.finished-held loses whole requests."""

@@ -6,28 +6,30 @@ from collections.abc import Iterator
 
 from ...ledger.engine_ledger import EngineLedger
 from ..advice import NAMED_SIZE
-from ..detector import Detector, Settings
+from ..detector import FromLog, Settings, StreamDetector
 from ..judgement import Evidence, Judgement
-from .memory_figures import MemoryFigures, memory_figures, size_text
+from .memory_figures import memory_figures, size_text
 
 
-class BadSuggestion(Detector[Judgement]):
-    """Advice on the pool's size that is wrong."""
+class BadSuggestion(StreamDetector[Judgement]):
+    """Advice on the pool's size that is wrong.
+
+    Sees: a suggested size that differs from the engine's own figures by its graphs, subtracted twice.
+    Likely when: always, since the event does not have the requested share, with which the sum could be done.
+    """
 
     code = "sizing.bad-suggestion"
     severity = "warning"
     title = "The engine's suggested pool size is wrong"
-    requires = ("stream", "log", "report")
+    lab_only = True
+    unseen = "the requested share: the log's memory breakdown has it"
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the advice that does not add up."""
-        figures = memory_figures(ledger)
-        if figures is not None:
-            yield from self._judge_figures(ledger, figures)
-
-    def _judge_figures(self, ledger: EngineLedger, breakdown: MemoryFigures) -> Iterator[Judgement]:
+        breakdown = memory_figures(ledger)
         if (
-            breakdown.advised is None
+            breakdown is None
+            or breakdown.advised is None
             or breakdown.right is None
             or abs(breakdown.right - breakdown.advised) <= breakdown.slack
         ):
@@ -49,5 +51,15 @@ class BadSuggestion(Detector[Judgement]):
                 f" {size_text(breakdown.graphs)} that it subtracts twice."
             ),
             numbers={NAMED_SIZE: f"--kv-cache-memory-bytes {breakdown.right}"},
-            missing="" if breakdown.source == "log" else "the requested share: the log's memory breakdown has it",
+            missing=self.unseen,
         )
+
+
+class BadSuggestionFromLog(FromLog, BadSuggestion):
+    """Advice in a log that is not what the log's own figures add up to.
+
+    Sees: a suggested size that differs from the sum of the log's memory breakdown.
+    Confirmed when: by more than the rounding of its figures.
+    """
+
+    unseen = ""

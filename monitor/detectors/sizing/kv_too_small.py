@@ -180,7 +180,12 @@ def _pool_evidence(
 
 
 class KvTooSmallFromMetrics(FromMetrics, KvTooSmall):
-    """Preemptions by the engine's own counter, some for each request."""
+    """Preemptions by the engine's own counter, some for each request.
+
+    Sees: a full pool and, in each third of three minutes, preemptions: one for each few requests that ran.
+    Likely when: always, since the counter shows neither what is computed again nor whether a leak fills the pool.
+    Not when: they come in one burst.
+    """
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the counts of the last window."""

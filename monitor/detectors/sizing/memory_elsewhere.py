@@ -13,11 +13,17 @@ from .memory_figures import size_text
 
 
 class MemoryElsewhere(StreamDetector[Judgement]):
-    """Device memory that is neither KV nor named by the engine."""
+    """Device memory that is neither KV nor named by the engine.
+
+    Sees: a twentieth of the device in use that no part of the engine's memory breakdown explains.
+    Confirmed when: the driver tells the engine's memory from that of other processes.
+    Likely when: it does not.
+    """
 
     code = "sizing.elsewhere"
     severity = "warning"
     title = "Much device memory is in use outside the memory breakdown"
+    lab_only = True
 
     min_share = Threshold(0.05, "of the device", "a driver, a display or a second small process is less")
 

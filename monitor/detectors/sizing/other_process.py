@@ -11,7 +11,12 @@ from ..written.written_view import TextDetector, WrittenView, quotes
 
 
 class OtherProcess(TextDetector):
-    """A device that others fill."""
+    """A device that others fill.
+
+    Sees: an error by which less of the device was free than the engine's share, or an out-of-memory error that counts
+    others.
+    Likely when: always, since an engine that did not exit looks the same.
+    """
 
     code = "sizing.other-process"
     severity = "warning"

@@ -1,8 +1,4 @@
-"""sizing.overload: more requests arrive than a full pool completes, so that the queue grows.
-
-From metrics: the engine's counters give the rates of arrival and completion. The second is the arrival rate at which
-the queue would stop growing.
-"""
+"""sizing.overload: more requests arrive than a full pool completes, so that the queue grows."""
 
 from __future__ import annotations
 
@@ -21,7 +17,13 @@ OVERLOAD_WINDOW_S = Threshold(180, "s", "three scrapes of a Prometheus server at
 
 
 class Overload(FromMetrics, Detector[Judgement]):
-    """A queue that grows before a full pool."""
+    """A queue that grows before a full pool.
+
+    Sees: a queue that grows in each third of a window of minutes, by more than chance, with the pool full.
+    Likely when: twice as many requests ended as run at once, and one that arrives now waits for long.
+    Cannot tell: completions became slower: requests may be longer, steps slower, or a leak may hold blocks.
+    Not when: the queue may wait for KV from elsewhere, or a burst is over soon.
+    """
 
     code = "sizing.overload"
     severity = "warning"

@@ -7,29 +7,31 @@ from collections.abc import Iterator
 from ...base.text import percent
 from ...ledger.engine_ledger import EngineLedger
 from ..advice import NAMED_SIZE
-from ..detector import Detector, Settings, Threshold
+from ..detector import FromLog, Settings, StreamDetector, Threshold
 from ..judgement import Evidence, Judgement
-from .memory_figures import MemoryFigures, memory_figures, size_text
+from .memory_figures import memory_figures, size_text
 
 
-class Overreserved(Detector[Judgement]):
-    """Memory that is kept for graphs and not used."""
+class Overreserved(StreamDetector[Judgement]):
+    """Memory that is kept for graphs and not used.
+
+    Sees: an estimate for graphs that is several times what they took, and a hundredth of the device unused.
+    Confirmed when: the engine's event has both.
+    """
 
     code = "sizing.overreserved"
     severity = "warning"
     title = "Far more memory is reserved for graphs than they take"
-    requires = ("stream", "log", "report")
+    lab_only = True
 
     min_times = Threshold(2, "times", "an estimate is an estimate")
     min_share = Threshold(0.01, "of the device", "less is hardly a block for each request")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the memory that is kept and not used."""
-        figures = memory_figures(ledger)
-        if figures is not None:
-            yield from self._judge_figures(ledger, settings, figures)
-
-    def _judge_figures(self, ledger: EngineLedger, settings: Settings, breakdown: MemoryFigures) -> Iterator[Judgement]:
+        breakdown = memory_figures(ledger)
+        if breakdown is None:
+            return
         unused = breakdown.kept - breakdown.graphs
         if (
             breakdown.kept <= settings(self.min_times) * breakdown.graphs + breakdown.slack
@@ -52,3 +54,11 @@ class Overreserved(Detector[Judgement]):
             ),
             numbers={NAMED_SIZE: f"--kv-cache-memory-bytes {breakdown.kv_pool + unused}"},
         )
+
+
+class OverreservedFromLog(FromLog, Overreserved):
+    """Memory that a log shows as kept for graphs and not used.
+
+    Sees: the same in the memory breakdown of a log.
+    Confirmed when: by more than the rounding of its figures.
+    """

@@ -12,7 +12,13 @@ from ..written.written_view import TextDetector, WrittenView, number_of, quotes
 
 
 class RefusedStart(TextDetector):
-    """An engine that ended at its start for want of KV memory."""
+    """An engine that ended at its start for want of KV memory.
+
+    Sees: the error by which an engine refuses to start.
+    Confirmed when: the two numbers of that error show the shortage.
+    Likely when: it has no such numbers.
+    Not when: the engine served requests.
+    """
 
     code = "sizing.refused-start"
     severity = "error"

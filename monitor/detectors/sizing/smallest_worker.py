@@ -10,7 +10,12 @@ from ..written.written_view import TextDetector, WrittenView, number_of, quotes
 
 
 class SmallestWorker(TextDetector):
-    """Workers of which one has far less room than the others."""
+    """Workers of which one has far less room than the others.
+
+    Sees: pools of very different sizes that workers print.
+    Likely when: always, since lines of two starts in one text look the same.
+    Not when: the text has several starts.
+    """
 
     code = "sizing.smallest-worker"
     severity = "warning"

@@ -17,7 +17,12 @@ from .waiting_requests import overdue_requests, requests_text, since_text
 
 
 class EncoderBudget(StreamDetector[Judgement]):
-    """Requests that are passed over for the encoder."""
+    """Requests that are passed over for the encoder.
+
+    Sees: a request that the scheduler skips for lack of encoder room at every step of the pending period.
+    Likely when: always, since the stream has neither the size of the item nor that of the encoder cache.
+    Not when: several such requests hold the cache against one another (leak.encoder-cache).
+    """
 
     code = "stuck.encoder-budget"
     severity = "error"

@@ -10,7 +10,13 @@ from ..written.written_view import TextDetector, WrittenView, line_number, quote
 
 
 class EngineProcessDead(TextDetector):
-    """A front end without an engine."""
+    """A front end without an engine.
+
+    Sees: lines by which the engine's process ended with an error.
+    Likely when: the front end still answers, or the engine or more than one line reports its end.
+    Cannot tell: a person reports one such line.
+    Not when: the engine was asked to end, started again, never finished its start, or another error explains its end.
+    """
 
     code = "stuck.engine-dead"
     severity = "critical"

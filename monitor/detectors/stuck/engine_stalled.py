@@ -1,10 +1,4 @@
-"""stuck.engine-stalled: steps stop with work pending.
-
-From the stream: needs steps and heartbeats. Silence alone is only likely. A request that waits for something outside
-the scheduler is no work: an engine that has no other may sleep. From metrics: steps, tokens and usage that stand still
-while requests run, on a page whose server does not compute, never more than likely. Where other ranks of the same
-server go on, it is stuck.rank-diverged.
-"""
+"""stuck.engine-stalled: steps stop with work pending."""
 
 from __future__ import annotations
 
@@ -16,11 +10,12 @@ from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.queue_state import Living, is_outside
 from ...ledger.records import RequestState, StepInFlight
-from ..detector import Causes, Detector, SampleNeed, Settings, Threshold
+from ..detector import Causes, FromSamples, SampleNeed, Settings, Signal, StreamDetector, Threshold, signals_of
 from ..judgement import ENGINE_PAUSED, Evidence, Judgement, Unless, Verdict, began_later, seen
 from ..leak.deferred_free_stalled import DeferredFreeStalled
 from ..leak.finished_held import FinishedHeld
 from ..leak.remote_load_lost import RemoteLoadLost
+from ..runbook_files import FindingFields
 from ..sample_math import FEWEST_SAMPLES, is_made_anew, last_window, moving_pause_s, scrape_interval_s, seconds_apart
 from ..shared_thresholds import LEAST_SCRAPES, LONGEST_TIMES
 from .front_end import FrontEndLoss
@@ -89,13 +84,19 @@ NO_ACTIVITY: Final = "a heartbeat, or the process's state (ps -o stat= -p PID)"
 NO_STACK: Final = "whether the step is only slow: a stack of the process (py-spy dump --pid PID)"
 
 
-class EngineStalled(Detector[Judgement]):
-    """An engine whose steps have stopped with work pending."""
+class EngineStalled(StreamDetector[Judgement]):
+    """An engine whose steps have stopped with work pending.
+
+    Sees: a step that was launched and does not complete, or no launch although requests run or wait.
+    Confirmed when: heartbeats arrive, and a model of this engine's own step times does not allow so long a step.
+    Likely when: the process sends nothing, events were lost, or no earlier step was like this one.
+    Not when: the operator paused the engine, its passes find nothing to run, all requests wait for something outside
+    the scheduler, or other ranks go on (stuck.rank-diverged).
+    """
 
     code = "stuck.engine-stalled"
     severity = "critical"
     title = "Steps have stopped with work pending"
-    requires = ("stream", "metrics", "log")
 
     text_least_s = Threshold(
         20, "s", "two of vLLM's intervals without a token, where lines before show short steps, or a person complains"
@@ -143,45 +144,25 @@ class EngineStalled(Detector[Judgement]):
     causes = NOTHING_MOVES
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the stall unless other ranks go on, which is stuck.rank-diverged."""
-        for stall in self.stalls(ledger, settings):
-            if not self.ranks_going_on(stall, ledger, settings):
-                yield stall
+        """Yield the stall, unless other ranks go on."""
+        stall = self.stall(ledger, settings)
+        if stall is not None and not ranks_going_on(ledger, stall, settings):
+            yield self.finding(ledger, **stall)
 
-    def stalls(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the stall of the engine, whatever its server's other ranks do."""
-        if ledger.has_stream:
-            yield from self._from_stream(ledger, settings, ledger.living())
-        elif ledger.samples and ledger.samples[-1].awake is not False:
-            yield from self._from_samples(ledger, settings)
-
-    def ranks_going_on(self, stall: Judgement, ledger: EngineLedger, settings: Settings) -> list[EngineLedger]:
-        """Return the ranks that launched a step well after the stall began, and do not stand still themselves."""
-        if not stall.since_ns:
-            return []
-        from_ns = stall.since_ns + settings(AFTER_S) * 1e9
-        return [
-            other
-            for other in ledger.siblings
-            if last_step_ns(other) > from_ns and not self._stands_still(other, settings)
-        ]
-
-    def _stands_still(self, ledger: EngineLedger, settings: Settings) -> bool:
-        return any(not stall.pending for stall in self.stalls(ledger, settings))
-
-    def _from_stream(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
-        """Whether the whole engine stands still."""
+    def stall(self, ledger: EngineLedger, settings: Settings) -> FindingFields | None:
+        """Return the stall of the engine, whatever its server's other ranks do."""
+        living = ledger.living()
         state, at = ledger.state, ledger.at
         # A request in no queue is no work for the scheduler: it is stuck.lost-request.
         running = [record for record in living.running if not record.not_queued_ns]
         waiting = [record for record in living.waiting if not record.not_queued_ns]
         if state.stopped_ns or not (running or waiting or steps_in_flight(ledger)):
-            return
+            return None
         silent_s = (ledger.now_ns - ledger.last_received_ns) / 1e9
         is_received = silent_s < 3 * LIVE_HEARTBEAT_S
         halt = _halt(ledger, running, waiting, is_received)
         if halt is None:
-            return
+            return None
         step, since, what = halt
         grace = settings(self.grace_s)
         since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
@@ -189,11 +170,11 @@ class EngineStalled(Detector[Judgement]):
         if not is_received:
             age = max(age if step else 0.0, silent_s)
         if age < grace / 2:
-            return
+            return None
         allowance = step_allowance(ledger, settings, self._step_limits(), step) if step is not None else None
         allowed = allowance.allowed_s if allowance is not None else grace
         if age < allowed / 2:
-            return
+            return None
         longest = settings(self.longest_times) * allowance.longest_s if allowance is not None else 0.0
         known = allowance is None or (not allowance.unseen and age > longest)
         verdict: Verdict = "confirmed" if is_received and known and not state.damaged else "likely"
@@ -205,8 +186,7 @@ class EngineStalled(Detector[Judgement]):
             if is_received
             else f"{NOTHING_RECEIVED} for {duration(silent_s)}: it is frozen, dead or cut off."
         )
-        yield self.finding(
-            ledger,
+        return FindingFields(
             verdict=verdict,
             severity="info" if quiet else None,
             pending=age < allowed,
@@ -237,64 +217,6 @@ class EngineStalled(Detector[Judgement]):
             self.longest_times,
             self.most_growth,
         )
-
-    def _from_samples(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        last = ledger.samples[-1]
-        counts_steps = last.steps is not None
-        reached = last.steps if counts_steps else last.generation_tokens
-        if not last.running or reached is None or (not counts_steps and _counts_at_the_end(ledger)):
-            return
-        samples = list(ledger.samples)
-        start = last_window(samples, lambda s: bool(s.running) and _progress(s) == _progress(last))
-        if start is None or start == len(samples) - 1:
-            return
-        first, seen = samples[start], samples[: start + 1]
-        age = seconds_apart(first, last)
-        paused_s = moving_pause_s(seen, _progress, may_be_copy=not is_made_anew(samples[start:]))
-        allowed = self._allowed_s(seen, paused_s, settings, counts_steps=counts_steps)
-        if age < allowed / 4:
-            return
-        server = PageServer.between(first, last, settings(self.busy_cores))
-        was_seen_to_move = bool(paused_s)
-        absent = [metric for metric, value in _needed(last).items() if value is None]
-        doubts = [
-            *(f"{metric}, which this page does not expose" for metric in absent),
-            *([server.doubt] if server.is_busy or (server.is_copy and not was_seen_to_move) else []),
-        ]
-        sure = not doubts and age >= settings(self.pause_s)
-        quiet = (not was_seen_to_move or server.is_busy) and age < settings(self.first_of_epoch_s)
-        what = "no step has ended" if counts_steps else "no token was generated"
-        yield self.finding(
-            ledger,
-            verdict="likely" if sure else "cannot-tell",
-            severity="info" if quiet else None,
-            pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
-            since_ns=first.at_ns or 0,
-            position=first.position,
-            evidence=(
-                Evidence("stalled_s", round(age, 1), "s", last.source),
-                Evidence("allowed_s", round(allowed, 1), "s"),
-                Evidence("steps", reached if counts_steps else "not exposed", "steps", last.source, first.position),
-                Evidence("running", last.running, "requests", last.source, last.position),
-                Evidence("waiting", "not exposed" if last.waiting is None else last.waiting, "requests", last.source),
-                Evidence("samples_without_change", len(samples) - start, "samples", last.source),
-                server.evidence(last),
-            ),
-            explanation=(
-                f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
-                f" {counted(last.running, 'request')} running, and neither usage nor a count of tokens has changed."
-                f" {server.text}"
-            ),
-            case="" if sure else "From metrics, where a pause looks the same",
-            missing=_missing_signal(doubts, settings(self.pause_s), sure=sure),
-        )
-
-    def _allowed_s(self, before: Sequence[Sample], paused_s: float, settings: Settings, *, counts_steps: bool) -> float:
-        """Return how long everything may stand still, by the pauses and the scrapes seen before."""
-        longest = settings(self.longest_times) * paused_s
-        scrapes = settings(self.least_scrapes) * scrape_interval_s(before)
-        seen_enough = bool(longest) and counts_steps
-        return max(settings(self.grace_s if seen_enough else self.first_step_s), longest, scrapes)
 
 
 def _progress(sample: Sample) -> tuple[object, ...]:
@@ -445,3 +367,91 @@ def _stall_evidence(
             at=at(*(r.stalled_at for r in (*running, *waiting) if r.stalled_ns)),
         ),
     )
+
+
+class EngineStalledFromSamples(FromSamples, EngineStalled):
+    """An engine whose metrics stand still.
+
+    Sees: steps, tokens and usage that do not change from sample to sample while requests run.
+    Likely when: for a minute, on a page that exposes all of them and whose server does not compute.
+    Cannot tell: a value is not exposed or the server computes: a long step, a compilation or new weights look the same.
+    Not when: the engine sleeps, or other ranks go on (stuck.rank-diverged).
+    """
+
+    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+        """Whether there are samples of an engine that is awake, and no event stream."""
+        return super().applies(ledger, signals) and ledger.samples[-1].awake is not False
+
+    def stall(self, ledger: EngineLedger, settings: Settings) -> FindingFields | None:
+        """Return the stall that the samples show."""
+        last = ledger.samples[-1]
+        counts_steps = last.steps is not None
+        reached = last.steps if counts_steps else last.generation_tokens
+        if not last.running or reached is None or (not counts_steps and _counts_at_the_end(ledger)):
+            return None
+        samples = list(ledger.samples)
+        start = last_window(samples, lambda s: bool(s.running) and _progress(s) == _progress(last))
+        if start is None or start == len(samples) - 1:
+            return None
+        first, seen = samples[start], samples[: start + 1]
+        age = seconds_apart(first, last)
+        paused_s = moving_pause_s(seen, _progress, may_be_copy=not is_made_anew(samples[start:]))
+        allowed = self._allowed_s(seen, paused_s, settings, counts_steps=counts_steps)
+        if age < allowed / 4:
+            return None
+        server = PageServer.between(first, last, settings(self.busy_cores))
+        was_seen_to_move = bool(paused_s)
+        absent = [metric for metric, value in _needed(last).items() if value is None]
+        doubts = [
+            *(f"{metric}, which this page does not expose" for metric in absent),
+            *([server.doubt] if server.is_busy or (server.is_copy and not was_seen_to_move) else []),
+        ]
+        sure = not doubts and age >= settings(self.pause_s)
+        quiet = (not was_seen_to_move or server.is_busy) and age < settings(self.first_of_epoch_s)
+        what = "no step has ended" if counts_steps else "no token was generated"
+        return FindingFields(
+            verdict="likely" if sure else "cannot-tell",
+            severity="info" if quiet else None,
+            pending=age < allowed or len(samples) - start < FEWEST_SAMPLES,
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            evidence=(
+                Evidence("stalled_s", round(age, 1), "s", last.source),
+                Evidence("allowed_s", round(allowed, 1), "s"),
+                Evidence("steps", reached if counts_steps else "not exposed", "steps", last.source, first.position),
+                Evidence("running", last.running, "requests", last.source, last.position),
+                Evidence("waiting", "not exposed" if last.waiting is None else last.waiting, "requests", last.source),
+                Evidence("samples_without_change", len(samples) - start, "samples", last.source),
+                server.evidence(last),
+            ),
+            explanation=(
+                f"Since {clock_time(first.at_ns or 0)} ({duration(age)}) {what}, with"
+                f" {counted(last.running, 'request')} running, and neither usage nor a count of tokens has changed."
+                f" {server.text}"
+            ),
+            case="" if sure else "From metrics, where a pause looks the same",
+            missing=_missing_signal(doubts, settings(self.pause_s), sure=sure),
+        )
+
+    def _allowed_s(self, before: Sequence[Sample], paused_s: float, settings: Settings, *, counts_steps: bool) -> float:
+        """Return how long everything may stand still, by the pauses and the scrapes seen before."""
+        longest = settings(self.longest_times) * paused_s
+        scrapes = settings(self.least_scrapes) * scrape_interval_s(before)
+        seen_enough = bool(longest) and counts_steps
+        return max(settings(self.grace_s if seen_enough else self.first_step_s), longest, scrapes)
+
+
+def stall_of(ledger: EngineLedger, settings: Settings) -> FindingFields | None:
+    """Return the stall of an engine, by its event stream or else by its samples."""
+    detector = EngineStalled() if ledger.has_stream else EngineStalledFromSamples()
+    return detector.stall(ledger, settings) if detector.applies(ledger, signals_of(ledger)) else None
+
+
+def ranks_going_on(ledger: EngineLedger, stall: FindingFields, settings: Settings) -> list[EngineLedger]:
+    """Return the ranks that launched a step well after the stall began, and do not stand still themselves."""
+    if not stall["since_ns"]:
+        return []
+    from_ns = stall["since_ns"] + settings(AFTER_S) * 1e9
+    ahead = [other for other in ledger.siblings if last_step_ns(other) > from_ns]
+    stalls = [stall_of(other, settings) for other in ahead]
+    return [other for other, its in zip(ahead, stalls, strict=True) if its is None or its["pending"]]

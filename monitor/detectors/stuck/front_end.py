@@ -16,7 +16,12 @@ from .waiting_requests import overdue_judgement, overdue_requests, requests_text
 
 
 class FrontEndLoss(StreamDetector[Judgement]):
-    """Requests that were received and never arrived at the scheduler."""
+    """Requests that were received and never arrived at the scheduler.
+
+    Sees: requests that the front end received and the scheduler, which makes passes, does not have.
+    Likely when: always, since after the pending period the front end may still tokenize a large prompt or load images.
+    Not when: the client has gone.
+    """
 
     code = "stuck.front-end"
     severity = "error"

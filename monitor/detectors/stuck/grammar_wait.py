@@ -16,7 +16,12 @@ from .waiting_requests import could_report_until_ns, overdue_judgement, overdue_
 
 
 class GrammarWait(StreamDetector[Judgement]):
-    """Requests that wait for a grammar that does not come."""
+    """Requests that wait for a grammar that does not come.
+
+    Sees: requests that the scheduler reaches and that wait for their grammar far longer than others did.
+    Likely when: always, since the compiler may still work on it.
+    Not when: the grammar is there, and the request waits for something else.
+    """
 
     code = "stuck.grammar"
     severity = "error"

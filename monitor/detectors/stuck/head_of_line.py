@@ -130,7 +130,13 @@ WINDOW_MISSING: Final = (
 
 
 class HeadOfLine(StreamDetector[ShortOfBlocks]):
-    """One request that needs many blocks holds back others that would fit."""
+    """One request that needs many blocks holds back others that would fit.
+
+    Sees: a head of the queue that is short of blocks, while requests behind it would fit in those that are free.
+    Confirmed when: one head has waited for minutes and many steps.
+    Likely when: several heads in turn cost a tenth of all requests' time: what those behind need is then an estimate.
+    Not when: the pool never has as many blocks (stuck.never-fits), or little of it is free.
+    """
 
     code = "stuck.head-of-line"
     severity = "warning"
@@ -286,7 +292,13 @@ def _window_evidence(ledger: EngineLedger, lost: HeldBackTime, share: float) -> 
 
 
 class HeadOfLineFromMetrics(FromMetrics, HeadOfLine):
-    """A queue that stands still beside a pool with room."""
+    """A queue that stands still beside a pool with room.
+
+    Sees: requests wait for minutes and none is admitted, while others run and a quarter of the pool is free.
+    Likely when: the metrics exclude other waits and a long prompt.
+    Cannot tell: the page does not expose why requests wait, or how many tokens the pool holds.
+    Not when: as many run as ever did, or a long prompt takes all of each step.
+    """
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
         """Yield a queue that stands still beside a pool with room."""

@@ -26,7 +26,14 @@ POINTS_AROUND_NS = 250_000_000
 
 
 class LostRequest(StreamDetector[Judgement]):
-    """Requests that the scheduler has lost."""
+    """Requests that the scheduler has lost.
+
+    Sees: unfinished requests that are in none of the scheduler's queues.
+    Confirmed when: the engine itself reports them as in no queue.
+    Likely when: its queues were shorter than the number of unfinished requests at several heartbeats, each of another
+    pass.
+    Not when: a step in flight may still end them.
+    """
 
     code = "stuck.lost-request"
     severity = "error"

@@ -13,11 +13,18 @@ from .waiting_requests import blocks_of_requests, fetch_waits, overdue_judgement
 
 
 class LostWakeup(StreamDetector[Judgement]):
-    """Requests whose fetched KV is there while the engine sleeps."""
+    """Requests whose fetched KV is there while the engine sleeps.
+
+    Sees: the connector reported the end of a fetch, and the engine, which is alive, has made no pass and no step since.
+    Confirmed when: no event is missing.
+    Likely when: events were lost.
+    Not when: the engine makes passes (stuck.remote-load).
+    """
 
     code = "stuck.lost-wakeup"
     severity = "error"
     title = "A fetch completed, but the engine sleeps"
+    lab_only = True
 
     grace_s = Threshold(5, "s", "an engine that is woken makes a pass within milliseconds")
     alternatives = (

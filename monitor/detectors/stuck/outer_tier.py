@@ -10,7 +10,12 @@ from ..written.written_view import TextDetector, WrittenView, quotes
 
 
 class OuterTier(TextDetector):
-    """An outer tier whose buffer is full."""
+    """An outer tier whose buffer is full.
+
+    Sees: lines of allocations that failed in an outer tier, again and again.
+    Likely when: a person reports requests that are stuck, unserved or slow.
+    Cannot tell: the lines are all there is.
+    """
 
     code = "stuck.outer-tier"
     severity = "error"

@@ -1,7 +1,4 @@
-"""stuck.parked-loads: those who wait behind the head of the queue hold what it is short of, while nothing runs.
-
-No request gives a block back, so none goes on.
-"""
+"""stuck.parked-loads: those who wait behind the head of the queue hold what it is short of, while nothing runs."""
 
 from __future__ import annotations
 
@@ -19,7 +16,13 @@ from .waiting_requests import head_short_of_blocks, missing_after_loss
 
 
 class ParkedLoads(StreamDetector[ShortOfBlocks]):
-    """Waiting requests whose fetched KV holds what the head of the queue needs."""
+    """Waiting requests whose fetched KV holds what the head of the queue needs.
+
+    Sees: nothing runs, and requests behind the head of the queue hold, for their fetched KV, the blocks that it lacks.
+    Confirmed when: each waits for the other, and their blocks would be enough.
+    Likely when: events were lost.
+    Not when: a request runs or a fetch goes on that will free blocks, or others hold what the head lacks.
+    """
 
     code = "stuck.parked-loads"
     severity = "error"

@@ -31,7 +31,14 @@ OWN_LACKS: Final = frozenset((Cause.LORA, Cause.CONNECTOR, Cause.STEP_IN_FLIGHT)
 
 
 class PromotionStarved(StreamDetector[Judgement]):
-    """Requests that are ready and are not scheduled."""
+    """Requests that are ready and are not scheduled.
+
+    Sees: requests that have what they waited for, and that a scheduler which makes passes puts in no queue and no step.
+    Confirmed when: later requests overtook them, the engine reports each request that it puts back, or its passes got
+    as far as these.
+    Likely when: events were lost.
+    Not when: the head of the queue or a limit of the whole pass holds them back, or they may lack a slot as others do.
+    """
 
     code = "stuck.promotion-starved"
     severity = "error"

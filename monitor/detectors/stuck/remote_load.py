@@ -54,7 +54,14 @@ def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
 
 
 class RemoteLoad(StreamDetector[Judgement]):
-    """Requests that wait for a fetch of KV that does not end."""
+    """Requests that wait for a fetch of KV that does not end.
+
+    Sees: requests that wait for KV from another engine or tier for longer than fetches of this engine take.
+    Confirmed when: the connector reported the end of each fetch, and the running engine has not processed it.
+    Likely when: no end was reported: a large transfer over a slow link takes as long.
+    Cannot tell: first fetches of an engine may simply be slow.
+    Not when: the engine sleeps (stuck.lost-wakeup), or the fetch has ended and the request waits for its turn.
+    """
 
     code = "stuck.remote-load"
     severity = "error"

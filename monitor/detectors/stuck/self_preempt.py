@@ -15,7 +15,13 @@ from .waiting_requests import missing_after_loss
 
 
 class SelfPreempt(StreamDetector[Judgement]):
-    """Requests that preempt themselves over and over."""
+    """Requests that preempt themselves over and over.
+
+    Sees: a request that fills the pool, preempts itself with no other left to preempt, and is admitted again.
+    Confirmed when: several times in a row, without a token of output in between.
+    Likely when: events were lost.
+    Not when: it progresses in between, or others take its blocks (thrash.preemption).
+    """
 
     code = "stuck.self-preempt"
     severity = "error"

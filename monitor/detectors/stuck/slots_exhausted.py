@@ -10,7 +10,12 @@ from ..written.written_view import TextDetector, WrittenView, number_of, quotes
 
 
 class SlotsExhausted(TextDetector):
-    """A count of requests that is used up."""
+    """A count of requests that is used up.
+
+    Sees: SGLang's own audit of request slots, which counts slots that belong to no request.
+    Likely when: that line is there.
+    Not when: its audit of the pool misses blocks as well (leak.unaccounted).
+    """
 
     code = "stuck.slots-exhausted"
     severity = "error"

@@ -1,8 +1,4 @@
-"""stuck.zero-token: a request is given no token at any step.
-
-It runs and each step leaves it out, or it stands at the head of the queue and each pass gives it a share of 0 tokens,
-though no step takes any other request.
-"""
+"""stuck.zero-token: a request is given no token at any step."""
 
 from __future__ import annotations
 
@@ -23,7 +19,13 @@ FREES_BLOCKS = "its blocks become free for others"
 
 
 class ZeroToken(StreamDetector[Judgement]):
-    """Requests that get no token at any step."""
+    """Requests that get no token at any step.
+
+    Sees: a running request that each step leaves out, or one that each pass leaves out while no other runs.
+    Confirmed when: for the pending period and several steps, with room for its next token.
+    Likely when: events were lost.
+    Not when: the step was full, or no block was free for its next token.
+    """
 
     code = "stuck.zero-token"
     severity = "error"

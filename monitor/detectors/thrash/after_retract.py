@@ -36,11 +36,18 @@ def _step_size(ledger: EngineLedger, since: float, until: float) -> float:
 
 
 class AfterRetract(StreamDetector[Judgement]):
-    """Far fewer requests run long after a preemption than could."""
+    """Far fewer requests run long after a preemption than could.
+
+    Sees: since a preemption, steps give far fewer tokens, and the head of the queue waits for a place with its blocks
+    free.
+    Likely when: as many steps have passed as would have raised the limit again. The stream does not show that limit.
+    Not when: it recovers, or as many requests run as before or as are allowed.
+    """
 
     code = "thrash.after-retract"
     severity = "warning"
     title = "Long after a preemption, far fewer requests run than fit"
+    lab_only = True
 
     quiet_s = Threshold(
         30, "s", "a sound engine lets one more run with each step, and is back at hundreds in as many steps"

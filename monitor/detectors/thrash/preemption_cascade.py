@@ -13,7 +13,13 @@ from ..sizing.kv_too_small import KvTooSmall
 
 
 class PreemptionCascade(StreamDetector[Judgement]):
-    """Passes that preempted many requests and freed no block."""
+    """Passes that preempted many requests and freed no block.
+
+    Sees: several preemptions in one pass, and not one block freed between the first and the last.
+    Confirmed when: no event is missing.
+    Likely when: events were lost.
+    Not when: preemptions freed room (thrash.preemption).
+    """
 
     code = "thrash.cascade"
     severity = "warning"

@@ -1,8 +1,4 @@
-"""thrash.preemption: requests lose their blocks before these have given them a single token, again and again.
-
-From metrics it is likely where there are more preemptions than requests that end: the engine's own counter has neither
-their cost nor their victims.
-"""
+"""thrash.preemption: requests lose their blocks before these have given them a single token, again and again."""
 
 from __future__ import annotations
 
@@ -33,7 +29,14 @@ STILL_CACHED: Final = (
 
 
 class PreemptionThrash(StreamDetector[Judgement]):
-    """Preemptions of requests that had given no token yet."""
+    """Preemptions of requests that had given no token yet.
+
+    Sees: several requests that lost their blocks before a token of output, and a tenth of all computed tokens with
+    them.
+    Confirmed when: as much was computed again after them.
+    Likely when: it was not: the prefix cache may have kept it. Or events were lost.
+    Not when: the pool is merely full, or a reset of the prefix cache preempted them.
+    """
 
     code = "thrash.preemption"
     severity = "warning"
@@ -124,7 +127,12 @@ def _uncertain_waste(ledger: EngineLedger, since_ns: int, least: float) -> str:
 
 
 class PreemptionThrashFromMetrics(FromMetrics, PreemptionThrash):
-    """Preemptions by the engine's own counter, many for each request."""
+    """Preemptions by the engine's own counter, many for each request.
+
+    Sees: a full pool and, in each third of three minutes, preemptions: more than one for each request that ran.
+    Likely when: always, since the counter shows neither the requests nor what they had computed.
+    Not when: they come in one burst, or a few for each request (sizing.kv-too-small).
+    """
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the counts of the last window."""
