@@ -31,6 +31,7 @@ from kvscope.monitor.detectors.findings import severity_at_least
 from kvscope.monitor.questions.pipeline import Pipeline
 
 from .client_load import Crowd
+from .opposite_advice import opposite_advice
 from .scenarios import Scenario
 from .simulated_run import Named, SimulatedRun
 
@@ -155,6 +156,8 @@ class Seen(msgspec.Struct):
     fired: list[Fired] = []
     requests: dict[str, set[str]] = {}
     blocks: dict[str, set[int]] = {}
+    opposites: dict[str, None] = {}
+    """Contradictions between the advice of findings that fire at once."""
 
 
 def frames(directory: Path) -> Iterator[Batch]:
@@ -205,6 +208,7 @@ def _note_firing(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
             seen.fired.append(Fired(report.code, at_s, step, report.explanation))
         seen.requests.setdefault(report.code, set()).update(report.culprits.requests)
         seen.blocks.setdefault(report.code, set()).update(report.culprits.blocks)
+    seen.opposites.update(dict.fromkeys(opposite_advice(watch.findings("firing"))))
 
 
 # -------------------------------------------------------------------- the verdict
@@ -212,6 +216,7 @@ def _note_firing(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
 
 def _problems(made: LabRun, scenario: Scenario, simulated: SimulatedRun, seen: Seen) -> Iterator[str]:
     code = scenario.code
+    yield from seen.opposites
     for fired in seen.fired:
         if fired.code != code and fired.code not in scenario.consequences:
             yield f"false: {fired.code} at {fired.at_s:.1f} s: {fired.explanation}"

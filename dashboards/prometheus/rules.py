@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import yaml
 
+from kvscope.monitor.detectors.blind.reader_failed import ReaderFailed
+from kvscope.monitor.detectors.blind.stream_gap import StreamGap
 from kvscope.monitor.detectors.findings import runbook
 from kvscope.monitor.detectors.registry import CATALOGUE
 
@@ -147,12 +149,12 @@ def _blind() -> Rule:
         "alert": "KvscopeBlind",
         "expr": "\nor\n".join(f'label_replace({expr}, "why", "{why}", "", "")' for why, expr in reasons.items()),
         "for": "1m",
-        "labels": {"severity": "warning", "runbook": runbook("blind.stream-gap")},
+        "labels": {"severity": "warning", "runbook": runbook(StreamGap.code)},
         "annotations": {
             "summary": 'kvscope cannot vouch for {{ or $labels.engine "any engine" }}: {{ $labels.why }}',
             "description": "For a minute now. Until it ends, no finding is no proof of health: look at the engine"
             " itself, and at /api/sources of kvscope.",
-            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.stream-gap')}",
+            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook(StreamGap.code)}",
         },
     }
 
@@ -163,12 +165,12 @@ def _failing_worker() -> Rule:
         "alert": "KvscopeWorkerFailing",
         "expr": "max by (job, instance, worker, kind) (kvscope_worker_failing) == 1",
         "for": "1m",
-        "labels": {"severity": "warning", "runbook": runbook("blind.reader-failed")},
+        "labels": {"severity": "warning", "runbook": runbook(ReaderFailed.code)},
         "annotations": {
             "summary": "{{ $labels.worker }} of kvscope on {{ $labels.instance }} fails",
             "description": "For a minute now. What rests on it is missing or out of date: /api/sources and the log of"
             " the service have the error.",
-            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.reader-failed')}",
+            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook(ReaderFailed.code)}",
         },
     }
 
@@ -179,12 +181,12 @@ def _source_not_in_step() -> Rule:
         "alert": "KvscopeSourceNotInStep",
         "expr": "max by (job, instance, source) (kvscope_source_in_step) == 0",
         "for": "2m",
-        "labels": {"severity": "warning", "runbook": runbook("blind.reader-failed")},
+        "labels": {"severity": "warning", "runbook": runbook(ReaderFailed.code)},
         "annotations": {
             "summary": "kvscope on {{ $labels.instance }} does not know the state behind {{ $labels.source }}",
             "description": "For two minutes now. Nothing is found about its engines: look whether the engine runs, and"
             " whether that is its address. /api/sources has the error.",
-            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook('blind.reader-failed')}",
+            "runbook_url": f"{{{{ $externalLabels.kvscope }}}}/{runbook(ReaderFailed.code)}",
         },
     }
 

@@ -148,6 +148,8 @@ class Detector(Generic[JudgementT]):
     """Whether it is about events that recur: evidence and requests are those of the last one."""
     counts_events: ClassVar[bool] = False
     """Whether it counts the events of a window: those before its cause ended are the cause's effects for good."""
+    moves_kv: ClassVar[Literal["", "send", "fetch"]] = ""
+    """Whether it is about KV that waits to be sent to another engine, or fetched from one."""
     lab_only: ClassVar[bool] = False
     """Whether kvscope's own engine has shown it, and no vLLM so far."""
     outlasts_epoch: ClassVar[bool] = False

@@ -8,16 +8,18 @@ the window.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import groupby, pairwise
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from ..base.text import counted, percent
 from ..contract.kinds import Preempt
 from ..contract.samples import Sample
 from ..ledger.engine_ledger import EngineLedger, Point
 from ..ledger.records import Preemption
-from .detector import SampleNeed, Settings, Threshold
-from .judgement import Evidence, seen
+from .detector import Detector, FromMetrics, SampleNeed, Settings, Threshold
+from .judgement import Evidence, Judgement, seen
+from .runbook_files import CaseOfAdvice
 from .sample_math import FEWEST_SAMPLES, apart_s
 
 RESET_REASON = int(Preempt.RESET)  # as a plain number: it is compared with thousands of reasons
@@ -162,3 +164,29 @@ def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPree
     if highest < settings(FULL_AT):
         return None
     return CountedPreemptions(first, last, moved, ended, last.running or 0, highest)
+
+
+class FromPreemptionCounter(FromMetrics, Detector[Judgement]):
+    """Mixed into a code of preemptions: finds it by the engine's own counter."""
+
+    min_per_request: ClassVar[Threshold]
+    counted_means: ClassVar[str]
+    unseen: ClassVar[str]
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield the counts of the last window."""
+        counts = counted_preemptions(ledger, settings)
+        if counts is not None and counts.per_request >= settings(self.min_per_request):
+            yield self.finding(
+                ledger,
+                since_ns=counts.first.at_ns or 0,
+                position=counts.first.position,
+                evidence=counts.evidence(),
+                explanation=f"{counts.text()} {self.counted_means}",
+                missing=f"{self.unseen}: attach the event stream (monitor doctor tcp://HOST:5757)",
+                **self.advice_of_count(ledger),
+            )
+
+    def advice_of_count(self, ledger: EngineLedger) -> CaseOfAdvice:
+        """Return which advice of the runbook holds."""
+        return {}

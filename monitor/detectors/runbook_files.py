@@ -86,11 +86,15 @@ def _plain(markdown: str) -> str:
     return _MARKS.sub(lambda mark: mark[1] or mark[2] or "", markdown)
 
 
-class FindingFields(JudgementFields, total=False):
-    """The fields of a finding, and which advice of its runbook it takes."""
+class CaseOfAdvice(TypedDict, total=False):
+    """Which advice of its runbook a finding takes."""
 
     case: str
     numbers: Mapping[str, object]
+
+
+class FindingFields(JudgementFields, CaseOfAdvice, total=False):
+    """The fields of a finding, and which advice of its runbook it takes."""
 
 
 def with_advice(runbook: str | Traversable, fields: FindingFields) -> JudgementFields:

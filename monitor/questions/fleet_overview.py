@@ -22,6 +22,7 @@ from ..base.text import counted
 from ..contract.kinds import Cause
 from ..detectors.findings import FindingReport
 from ..detectors.judgement import SEVERITIES
+from ..detectors.registry import catalogue
 from ..ledger.engine_ledger import EngineLedger
 from .fleet_schema import (
     UNSERVED_STATUSES,
@@ -263,11 +264,12 @@ def _cause(
 # -------------------------------------------------------------------- services
 
 
-HELD_CODES: Final = frozenset({"leak.finished-held", "leak.lease-burst", "leak.idle-not-polled"})
-"""A producer's blocks stay held for transfers that are not reported complete."""
-FETCH_CODES: Final = frozenset({"stuck.remote-load", "leak.remote-load-lost"})
-"""A consumer's fetches of remote KV do not complete."""
 NAMED_ENGINES: Final = 3
+
+
+def _moves(codes: Iterable[str]) -> set[str]:
+    """Return whether findings of these codes are about KV to be sent, or fetched."""
+    return {catalogue()[code].moves_kv for code in codes if code in catalogue()}
 
 
 class _Statement(NamedTuple):
@@ -312,8 +314,8 @@ def _service(name: str, grouped_by: Literal["service", "model"], members: Sequen
 
 
 def _statement(producers: Sequence[FleetEngineView], consumers: Sequence[FleetEngineView]) -> _Statement:
-    holding = [each for each in producers if HELD_CODES & set(each.codes)]
-    fetching = [each for each in consumers if FETCH_CODES & set(each.codes)]
+    holding = [each for each in producers if "send" in _moves(each.codes)]
+    fetching = [each for each in consumers if "fetch" in _moves(each.codes)]
     if fetching and holding:
         return _Statement(
             "transfer",

@@ -16,8 +16,11 @@ from ..base.errors import BadTarget, CannotTell, Unreachable
 from ..base.text import counted, moment, percent, timestamp
 from ..contract.samples import Fact, Record, Sample
 from ..contract.wire import Batch, ContractError, Keyframe
+from ..detectors.blind.log_silence import LogSilence
+from ..detectors.blind.metric_wrong import MetricWrong
 from ..detectors.detector import Settings
 from ..detectors.findings import FindingReport, severity_at_least
+from ..detectors.held.pool_reserved import PoolReserved
 from ..detectors.written.written_view import WrittenView
 from ..ledger.demand import capacity_tokens, demands, tokens_per_request
 from ..ledger.engine_ledger import EngineLedger
@@ -356,7 +359,7 @@ def refuse_too_little(
     if any(finding.severity != "info" for finding in findings):
         return
     explains = [finding for finding in findings if not finding.code.startswith(("blind.", "held.pool", "held.prefix"))]
-    contradicts = any(finding.code == "blind.metric-wrong" for finding in findings)
+    contradicts = any(finding.code == MetricWrong.code for finding in findings)
     if explains or contradicts:
         return
     samples = sum(len(view.samples) for view in views)
@@ -368,14 +371,14 @@ def refuse_too_little(
         )
     if not samples:
         asks = any(view.states("question", "memory_taken") for view in views)
-        if asks and any(finding.code == "held.pool-reserved" and not complains for finding in findings):
+        if asks and any(finding.code == PoolReserved.code and not complains for finding in findings):
             return
         raise CannotTell(
             f"{target}: {NO_STATISTICS}. Nor is it a report that describes a problem with the load's command, its"
             " lengths and the pool's size",
             notes,
         )
-    if samples < LEAST_STATISTICS and not any(finding.code == "blind.log-silence" for finding in findings):
+    if samples < LEAST_STATISTICS and not any(finding.code == LogSilence.code for finding in findings):
         raise CannotTell(
             f"{target}: {samples} line{'s' if samples > 1 else ''} of statistics are too few: at least three in a"
             " row show whether the engine progresses",

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 from ..base import limits
 from ..base.text import counted, duration
+from ..detectors.blind.clock_jump import ClockJumped
+from ..detectors.blind.name_clash import NameClash
 from ..detectors.findings import Finding, Findings, Transition
 from ..detectors.judgement import Alternative, Evidence, Judgement
 from ..fleet.agent_clocks import ClockOffset
@@ -84,7 +86,7 @@ class HubFindings:
             else "Times that it reports, such as since when a finding holds, are as much too early."
         )
         return Judgement(
-            code="blind.clock-jump",
+            code=ClockJumped.code,
             engine=f"agent {clock.agent}",
             verdict="confirmed" if is_ahead else "likely",
             key=clock.agent,
@@ -109,7 +111,7 @@ class HubFindings:
     def _refusal(self, refusal: RefusedAgent) -> Judgement:
         explanation, do_now, change = _not_owner(refusal) if refusal.reason == "not-owner" else _too_many(refusal)
         return Judgement(
-            code="blind.name-clash",
+            code=NameClash.code,
             engine=f"agent {refusal.agent}",
             verdict="confirmed",
             key=f"{refusal.agent} {refusal.reason}",

@@ -12,12 +12,11 @@ from kvscope.engine.blocks.block_pool import NULL_BLOCK
 from kvscope.engine.scheduling.scheduler_state import SchedulerOutput
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.contract.kinds import Limit, Release
-from kvscope.monitor.detectors.corrupt.anomalies import CODE_OF
+from kvscope.monitor.detectors.corrupt.anomalies import UseAfterFree
 from kvscope.monitor.ledger.engine_ledger import MAX_ANOMALIES, EngineLedger
 
 LABS = 20
 STEPS = 500
-USE_AFTER_FREE = "corrupt.use-after-free"
 
 
 class InUse(Lab):
@@ -96,13 +95,13 @@ def test_with_the_fault_the_same_steps_are_caught_and_the_ledger_says_so() -> No
     """Each block that the lab saw handed out too early, and no other sort of contradiction."""
     seen = 0
     for seed in range(LABS):
-        lab = random_lab(seed, (USE_AFTER_FREE,))
+        lab = random_lab(seed, (UseAfterFree.code,))
         drive(lab)
         ledger = EngineLedger(lab.packer.engine)
         for frame in lab.frames:
             ledger.apply(frame)
         found = [anomaly.anomaly for anomaly in ledger.anomalies]
-        assert {CODE_OF[anomaly.kind] for anomaly in found} <= {USE_AFTER_FREE}
+        assert {anomaly.kind for anomaly in found} <= UseAfterFree.kinds
         if max(Counter(anomaly.kind for anomaly in found).values(), default=0) < MAX_ANOMALIES:
             assert set(lab.clobbered) <= {anomaly.block for anomaly in found}
         seen += len(lab.clobbered)

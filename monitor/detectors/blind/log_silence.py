@@ -11,7 +11,7 @@ from ...base.text import counted, duration
 from ...contract.samples import Sample
 from ...ledger.demand import number_fact
 from ...ledger.engine_ledger import EngineLedger
-from ..detector import Detector, Settings, Threshold
+from ..detector import Detector, FromSamples, Settings, Threshold
 from ..judgement import Evidence, Judgement
 from ..sample_math import DEFAULT_INTERVAL_S, apart_s
 
@@ -25,7 +25,7 @@ def _line_interval_s(samples: Sequence[Sample]) -> float:
     return statistics.median(apart) if apart else DEFAULT_INTERVAL_S
 
 
-class LogSilence(Detector[Judgement]):
+class LogSilence(FromSamples, Detector[Judgement]):
     """A log that no longer has lines about an engine that had work.
 
     Sees: a last line of statistics with requests, and no other since.
@@ -46,20 +46,17 @@ class LogSilence(Detector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the silence, if the engine had work."""
-        if ledger.has_stream or not ledger.samples or ledger.samples[-1].source != "log":
-            return
         last = ledger.samples[-1]
-        if not (last.running or last.waiting):
+        if last.source != "log" or not (last.running or last.waiting):
             return
         goes_on = ledger.facts.get("last_stamp")
         stamped_s = (goes_on.at_ns - last.at_ns) / 1e9 if goes_on and goes_on.at_ns and last.at_ns else 0.0
         silent_s = max(stamped_s, number_fact(ledger.facts, "probed_for_s") or 0.0)
-        allowed = max(settings(self.silent_s), LINES_MISSING * _line_interval_s(list(ledger.samples)))
+        known = silent_s >= max(settings(self.silent_s), LINES_MISSING * _line_interval_s(list(ledger.samples)))
         stood_still = last.prompt_tokens_per_s == 0 and last.generation_tokens_per_s == 0
-        if silent_s < allowed and not stood_still:
+        if not (known or stood_still):
             return
         running, waiting = last.running or 0, last.waiting or 0
-        known = silent_s >= allowed
         yield self.finding(
             ledger,
             verdict="confirmed" if known else "cannot-tell",

@@ -34,9 +34,7 @@ def impossible_usage(view: WrittenView) -> Iterator[TextJudgement]:
             " the size of the pool do not belong together: the metric is wrong, or blocks were freed twice"
             " (corrupt.counter-drift)."
         ),
-        do_now=("Do not scale or alert on this metric until it is fixed.",),
-        change=("Upgrade the engine or its plug-in, and report the value with the model's kinds of layers.",),
-        wont_help=("A restart, unless it is the counter that drifted: then it begins at 0 again.",),
+        case="A usage below 0 or above 1",
         missing="which of the two is wrong: an audit of the blocks by the event stream of a probe",
     )
 
@@ -65,9 +63,7 @@ def gauge_per_process(view: WrittenView) -> Iterator[TextJudgement]:
                 f" {max(values):.3g}: only the process that the engine reports to has the current value, and the others"
                 " keep their first one."
             ),
-            do_now=("Take the maximum over pid: max without (pid) (vllm:kv_cache_usage_perc).",),
-            change=("Upgrade vLLM, or run one API server (--api-server-count 1).",),
-            wont_help=("An average over the series.",),
+            case="One gauge for each process",
         )
         return
 
@@ -97,8 +93,7 @@ def sizes_disagree(view: WrittenView) -> Iterator[TextJudgement]:
             f" are {times * each:,.0f}. On models with several kinds of layers the first number assumes one kind: the"
             " concurrency is the one to plan with."
         ),
-        do_now=("Plan with the maximum concurrency.",),
-        change=("Later releases print both by the same rule.",),
+        case="Two sizes of one pool",
     )
 
 

@@ -44,13 +44,8 @@ NEEDED_METRICS: Final[dict[str, NeededMetric]] = {
     ),
     "preemptions": NeededMetric("vllm:num_preemptions_total", "whether collapse.lockstep was preemption"),
 }
-HOW_TO_EXPOSE: Final = {
-    "vllm": "Upgrade vLLM: 0.20 and later expose all of them, unless --disable-log-stats is given.",
-    "sglang": "No flag of SGLang adds them: the event stream of a probe would.",
-    "kvscope": (
-        "Attach the event stream (--events of the engine, monitor doctor tcp://HOST:5757). It has all of them."
-    ),
-}
+HEADINGS: Final = {"vllm": "vLLM", "sglang": "SGLang", "kvscope": "kvscope's engine"}
+"""The case of the runbook for each dialect."""
 
 
 class NotExposed(Detector[Judgement]):
@@ -83,5 +78,5 @@ class NotExposed(Detector[Judgement]):
                 + "; ".join(f"{figure.metric}, needed for {figure.needed_for}" for figure in absent)
                 + "."
             ),
-            change=(HOW_TO_EXPOSE[metrics_dialect(ledger)],),
+            case=HEADINGS[metrics_dialect(ledger)],
         )

@@ -61,8 +61,5 @@ class PluginFailed(Detector[Judgement]):
                 f" since {clock_time(failure.since_ns)}: {failure.error}. {afterwards} Until it works,"
                 f" {_WHAT_IS_MISSING.get(plugin.group, 'what it adds')} is missing here. Nothing else is affected."
             ),
-            change=(
-                f"Report the error to the authors of {origin} and upgrade it, or uninstall it from kvscope's"
-                " environment.",
-            ),
+            numbers={"the distribution": origin},
         )

@@ -16,6 +16,7 @@ from ...ledger.engine_ledger import EngineLedger
 from ..detector import SIGNALS, Detector, Settings
 from ..harm import verdict_of
 from ..judgement import Evidence, Judgement
+from ..runbook_files import FindingFields, with_advice
 
 _CONSEQUENCES = {
     "reader": "All views of what it reads are as old as that, and show nothing about the current state",
@@ -38,10 +39,7 @@ def is_gap(failure: WorkerFailure, now_ns: int) -> bool:
 
 def judged_failure(name: str, failure: WorkerFailure, *, is_grave: bool) -> Judgement:
     """Return the judgement of a failure under the name of an engine, of a source's target or of the observer."""
-    is_reader = failure.kind == "reader"
-    return Judgement(
-        code=ReaderFailed.code,
-        engine=name,
+    fields = FindingFields(
         verdict="confirmed",
         key=failure.worker,
         severity=None if is_grave else "info",
@@ -55,17 +53,9 @@ def judged_failure(name: str, failure: WorkerFailure, *, is_grave: bool) -> Judg
             f"In kvscope, {failure.worker} has not worked since {clock_time(failure.since_ns)}: {failure.error}"
             f" ({counted(failure.times, 'failure')}). {_CONSEQUENCES[failure.kind]}. kvscope tries again by itself."
         ),
-        do_now=(
-            *(("Check that the engine, or the server that it is read from, answers.",) if is_reader else ()),
-            "Read the service's log: the failure is in it once, with its traceback if kvscope did not expect it.",
-        ),
-        change=("Report a traceback as a defect of kvscope.",),
-        wont_help=(
-            "Waiting for findings: until the reader works again, a healthy engine and a stuck one look the same."
-            if is_reader
-            else "Restarting the engine: the failure is in the monitor.",
-        ),
+        case="A reader" if failure.kind == "reader" else "",
     )
+    return Judgement(ReaderFailed.code, name, **with_advice(ReaderFailed.code, fields))
 
 
 class ReaderFailed(Detector[Judgement]):

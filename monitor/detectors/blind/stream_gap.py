@@ -61,6 +61,4 @@ class StreamGap(Detector[Judgement]):
                 f"{counted(batches, 'batch', 'batches')} of events {'was' if batches == 1 else 'were'} lost for good."
                 f" {state}"
             ),
-            do_now=("Do nothing if it does not recur.",),
-            change=("If it continues, give the engine a journal (--journal DIR) from which readers can fill gaps.",),
         )

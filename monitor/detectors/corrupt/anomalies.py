@@ -5,8 +5,8 @@ The fold finds them by events that contradict each other, by the engine's own co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Set
+from typing import ClassVar, Final
 
 from ...base.text import clock_time
 from ...ledger.engine_ledger import EngineLedger, FoundAnomaly
@@ -18,17 +18,10 @@ from ..judgement import Alternative, Judgement, began_later, hits_its_blocks, se
 from ..leak.unaccounted import Unaccounted
 from .conservation import Conservation
 
-DOUBLE_FREE: Final = "corrupt.double-free"
-USE_AFTER_FREE: Final = "corrupt.use-after-free"
-COUNTER_DRIFT: Final = "corrupt.counter-drift"
-CODE_OF: Final = {
-    AnomalyKind.RELEASED_WHILE_FREE: DOUBLE_FREE,
-    AnomalyKind.RELEASED_BY_ANOTHER: DOUBLE_FREE,
-    AnomalyKind.NEVER_DETACHED: DOUBLE_FREE,
-    AnomalyKind.ALLOCATED_WHILE_HELD: USE_AFTER_FREE,
-    AnomalyKind.BROKEN_FENCE: USE_AFTER_FREE,
-}
-"""The finding code of an anomaly. Every other kind is counter drift."""
+FREED_TWICE: Final = frozenset(
+    (AnomalyKind.RELEASED_WHILE_FREE, AnomalyKind.RELEASED_BY_ANOTHER, AnomalyKind.NEVER_DETACHED)
+)
+HANDED_OUT: Final = frozenset((AnomalyKind.ALLOCATED_WHILE_HELD, AnomalyKind.BROKEN_FENCE))
 HISTORY_LINES: Final = 6
 MIXES_REQUESTS: Final = (
     "From here on the engine may give one request the KV of another, so its answers are not trustworthy."
@@ -43,18 +36,15 @@ RETAINS_BLOCKS: Final = (
 )
 
 
-def anomalies_of(ledger: EngineLedger, code: str) -> list[FoundAnomaly]:
-    """Return the anomalies of one code, in the order in which they were found."""
+def anomalies_of(ledger: EngineLedger, kinds: Set[AnomalyKind]) -> list[FoundAnomaly]:
+    """Return the anomalies of these kinds, in the order in which they were found."""
     anomalies: list[FoundAnomaly] = []
     freed_twice: dict[int, int] = {}
     for found in ledger.anomalies:
-        if found.anomaly.kind is AnomalyKind.UNREADABLE:
-            continue  # blind.stream-gap has it
-        block, request = found.anomaly.block, found.anomaly.request
-        its_code = CODE_OF.get(found.anomaly.kind, COUNTER_DRIFT)
-        if its_code == DOUBLE_FREE and freed_twice.setdefault(block, request) != request:
+        kind, block, request = found.anomaly.kind, found.anomaly.block, found.anomaly.request
+        if kind in FREED_TWICE and freed_twice.setdefault(block, request) != request:
             continue  # it is in the free queue twice since, and whichever request gets it has no part in that
-        if its_code == code:
+        if kind in kinds:
             anomalies.append(found)
     return anomalies
 
@@ -63,11 +53,12 @@ class CorruptDetector(StreamDetector[Judgement]):
     """The base of the three: one judgement for all anomalies of the code."""
 
     severity = "critical"
+    kinds: ClassVar[Set[AnomalyKind]]
     causes = Causes[Judgement]().of(Conservation, hits_its_blocks)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the impossible transitions of the engine."""
-        anomalies = anomalies_of(ledger, self.code)
+        anomalies = anomalies_of(ledger, self.kinds)
         if anomalies:
             yield self._judge(ledger, anomalies)
 
@@ -138,7 +129,8 @@ class CounterDrift(CorruptDetector):
     Not when: a block was freed twice or handed out while held (corrupt.double-free, corrupt.use-after-free).
     """
 
-    code = COUNTER_DRIFT
+    code = "corrupt.counter-drift"
+    kinds = frozenset(AnomalyKind) - FREED_TWICE - HANDED_OUT - {AnomalyKind.UNREADABLE}  # that is blind.stream-gap
     title = "The engine's own block counts disagree"
     alternatives = (Alternative("a count at another time", "the counters come with the events"),)
 
@@ -152,7 +144,8 @@ class UseAfterFree(CorruptDetector):
     Not when: the engine's counts alone disagree (corrupt.counter-drift).
     """
 
-    code = USE_AFTER_FREE
+    code = "corrupt.use-after-free"
+    kinds = HANDED_OUT
     title = "A block was handed out while a request held it"
     alternatives = (Alternative("a step that had ended", "the step in flight that may write to it"),)
 
@@ -166,7 +159,8 @@ class DoubleFree(CorruptDetector):
     Not when: a later request has no part in it: it only got a block that is in the free queue twice.
     """
 
-    code = DOUBLE_FREE
+    code = "corrupt.double-free"
+    kinds = FREED_TWICE
     title = "A block was freed that no request held"
     alternatives = (Alternative("a shared block", "its known references before the free"),)
     causes = (

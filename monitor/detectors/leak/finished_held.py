@@ -68,6 +68,7 @@ class FinishedHeld(StreamDetector[HoldsBlocks]):
     code = "leak.finished-held"
     severity = "error"
     title = "Finished requests keep their blocks"
+    moves_kv = "send"
 
     grace_s = HELD_GRACE_S
     lease_slack_s = HELD_LEASE_SLACK_S

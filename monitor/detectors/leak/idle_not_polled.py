@@ -47,6 +47,7 @@ class IdleNotPolled(StreamDetector[Judgement]):
     code = "leak.idle-not-polled"
     severity = "warning"
     title = "An idle engine does not poll its KV connector"
+    moves_kv = "send"
 
     grace_s = Threshold(
         10, "s", "an idle engine polls its connector many times a second, and heartbeats report it once a second"

@@ -59,6 +59,7 @@ class LeaseBurst(StreamDetector[Judgement]):
     code = "leak.lease-burst"
     severity = "warning"
     title = "Blocks become free only when their leases expire"
+    moves_kv = "send"
     recurs = True
 
     min_requests = Threshold(3, "requests", "one or two are clients that disconnected between the two engines")

@@ -37,6 +37,7 @@ class RemoteLoadLost(StreamDetector[HoldsBlocks]):
     code = "leak.remote-load-lost"
     severity = "error"
     title = "Blocks of aborted requests wait for a fetch that never completes"
+    moves_kv = "fetch"
 
     grace_s = Threshold(
         10,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...ledger.engine_ledger import EngineLedger
 from ..advice import NAMED_SIZE
 from ..detector import FromLog, Settings, StreamDetector
-from ..judgement import Evidence, Judgement
+from ..judgement import Judgement
 from .memory_figures import memory_figures, size_text
 
 
@@ -38,12 +38,12 @@ class BadSuggestion(StreamDetector[Judgement]):
         yield self.finding(
             ledger,
             position=breakdown.position,
-            evidence=(
-                Evidence("suggested_kv_cache", breakdown.advised, "bytes", breakdown.source, breakdown.position),
-                Evidence("computed_kv_cache", breakdown.right, "bytes", breakdown.source, breakdown.position),
-                Evidence("suggestion_error", off, "bytes", breakdown.source, breakdown.position),
-                Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
-                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
+            evidence=breakdown.evidence(
+                suggested_kv_cache=breakdown.advised,
+                computed_kv_cache=breakdown.right,
+                suggestion_error=off,
+                graphs_actual=breakdown.graphs,
+                kv_pool=breakdown.kv_pool,
             ),
             explanation=(
                 f"The engine suggests a pool of {size_text(breakdown.advised)}, but its own figures add up to"

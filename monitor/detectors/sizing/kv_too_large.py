@@ -8,7 +8,7 @@ from ...ledger.engine_ledger import EngineLedger
 from ...ledger.memory_breakdown import HEADROOM
 from ..advice import NAMED_SIZE
 from ..detector import FromLog, Settings, StreamDetector, Threshold
-from ..judgement import Evidence, Judgement
+from ..judgement import Judgement
 from .memory_figures import MEBIBYTE, memory_figures, size_text
 
 
@@ -40,12 +40,12 @@ class KvTooLarge(StreamDetector[Judgement]):
         yield self.finding(
             ledger,
             position=breakdown.position,
-            evidence=(
-                Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
-                Evidence("graphs_reserved", breakdown.kept, "bytes", breakdown.source, breakdown.position),
-                Evidence("device_free", breakdown.device_free, "bytes", breakdown.source, breakdown.position),
-                Evidence("device_total", breakdown.device_total, "bytes", breakdown.source, breakdown.position),
-                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
+            evidence=breakdown.evidence(
+                graphs_actual=breakdown.graphs,
+                graphs_reserved=breakdown.kept,
+                device_free=breakdown.device_free,
+                device_total=breakdown.device_total,
+                kv_pool=breakdown.kv_pool,
             ),
             explanation=(
                 f"The pool was sized with {size_text(breakdown.kept)} kept for graphs, which then took"

@@ -8,7 +8,7 @@ from typing import Final
 from ...base.text import clock_time, counted, percent
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.records import Preemption
-from ..detector import FromMetrics, Settings, StreamDetector, Threshold
+from ..detector import Settings, StreamDetector, Threshold
 from ..engine_pace import pace_s
 from ..judgement import Alternative, Evidence, Judgement, seen
 from ..preemptions import (
@@ -18,7 +18,7 @@ from ..preemptions import (
     LEAST_FILLED,
     LOST_EVENTS,
     MIN_COUNTED,
-    counted_preemptions,
+    FromPreemptionCounter,
     filled_share,
     point_at,
     preempted_names,
@@ -179,7 +179,7 @@ def _pool_evidence(
     )
 
 
-class KvTooSmallFromMetrics(FromMetrics, KvTooSmall):
+class KvTooSmallFromMetrics(FromPreemptionCounter, KvTooSmall):
     """Preemptions by the engine's own counter, some for each request.
 
     Sees: a full pool and, in each third of three minutes, preemptions: one for each few requests that ran.
@@ -187,20 +187,5 @@ class KvTooSmallFromMetrics(FromMetrics, KvTooSmall):
     Not when: they come in one burst.
     """
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the counts of the last window."""
-        counts = counted_preemptions(ledger, settings)
-        if counts is None or counts.per_request < settings(self.min_per_request):
-            return
-        yield self.finding(
-            ledger,
-            since_ns=counts.first.at_ns or 0,
-            position=counts.first.position,
-            evidence=counts.evidence(),
-            explanation=(
-                f"{counts.text()} The pool holds fewer requests than the engine admits, and it recomputes the preempted"
-                " ones."
-            ),
-            missing="the recomputed tokens, and whether a leak fills the pool: attach the event stream (monitor doctor"
-            " tcp://HOST:5757)",
-        )
+    counted_means = "The pool holds fewer requests than the engine admits, and it recomputes the preempted ones."
+    unseen = "the recomputed tokens, and whether a leak fills the pool"

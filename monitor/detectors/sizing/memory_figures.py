@@ -15,6 +15,7 @@ from ...ledger.memory_breakdown import (
     parts,
     rounding,
 )
+from ..judgement import Evidence
 
 MEBIBYTE: Final = 1 << 20
 GRAPHS_ESTIMATE: Final = "memory_graphs_estimated_gib"
@@ -34,6 +35,10 @@ class MemoryFigures(NamedTuple):
     right: int | None
     """The right value to advise, or None where it is unknown."""
     slack: int
+
+    def evidence(self, **sizes: int) -> tuple[Evidence, ...]:
+        """Return sizes in bytes, by their names, as evidence from there."""
+        return tuple(Evidence(name, size, "bytes", self.source, self.position) for name, size in sizes.items())
 
 
 def memory_figures(ledger: EngineLedger) -> MemoryFigures | None:

@@ -8,7 +8,7 @@ from ...base.text import percent
 from ...ledger.engine_ledger import EngineLedger
 from ..advice import NAMED_SIZE
 from ..detector import FromLog, Settings, StreamDetector, Threshold
-from ..judgement import Evidence, Judgement
+from ..judgement import Judgement
 from .memory_figures import memory_figures, size_text
 
 
@@ -41,11 +41,11 @@ class Overreserved(StreamDetector[Judgement]):
         yield self.finding(
             ledger,
             position=breakdown.position,
-            evidence=(
-                Evidence("graphs_reserved", breakdown.kept, "bytes", breakdown.source, breakdown.position),
-                Evidence("graphs_actual", breakdown.graphs, "bytes", breakdown.source, breakdown.position),
-                Evidence("graphs_reserved_unused", unused, "bytes", breakdown.source, breakdown.position),
-                Evidence("kv_pool", breakdown.kv_pool, "bytes", breakdown.source, breakdown.position),
+            evidence=breakdown.evidence(
+                graphs_reserved=breakdown.kept,
+                graphs_actual=breakdown.graphs,
+                graphs_reserved_unused=unused,
+                kv_pool=breakdown.kv_pool,
             ),
             explanation=(
                 f"{size_text(breakdown.kept)} were reserved for graphs, which took {size_text(breakdown.graphs)}:"

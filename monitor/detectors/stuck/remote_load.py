@@ -66,6 +66,7 @@ class RemoteLoad(StreamDetector[Judgement]):
     code = "stuck.remote-load"
     severity = "error"
     title = "Requests wait for a KV fetch that does not complete"
+    moves_kv = "fetch"
 
     grace_s = Threshold(30, "s", "the fetch of one request's KV takes milliseconds to seconds, behind others some more")
     least_wait_s = Threshold(

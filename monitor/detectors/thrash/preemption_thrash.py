@@ -9,9 +9,17 @@ from typing import Final
 from ...base.text import clock_time, counted, percent
 from ...ledger.engine_ledger import EngineLedger
 from ..advice import WHOLE_PROMPTS, whole_prompts_only
-from ..detector import Causes, FromMetrics, Settings, StreamDetector, Threshold
+from ..detector import Causes, Settings, StreamDetector, Threshold
 from ..judgement import ORDINARY_LOAD, Alternative, Judgement, hits_mostly_its_requests, seen
-from ..preemptions import COUNTED_NEED, LOST_EVENTS, counted_preemptions, point_at, preempted_names, recent_preemptions
+from ..preemptions import (
+    COUNTED_NEED,
+    LOST_EVENTS,
+    FromPreemptionCounter,
+    point_at,
+    preempted_names,
+    recent_preemptions,
+)
+from ..runbook_files import CaseOfAdvice
 from ..sizing.kv_too_small import KvTooSmall
 
 
@@ -126,7 +134,7 @@ def _uncertain_waste(ledger: EngineLedger, since_ns: int, least: float) -> str:
     return STILL_CACHED if ledger.tally.recompute.since(since_ns) < least else ""
 
 
-class PreemptionThrashFromMetrics(FromMetrics, PreemptionThrash):
+class PreemptionThrashFromMetrics(FromPreemptionCounter, PreemptionThrash):
     """Preemptions by the engine's own counter, many for each request.
 
     Sees: a full pool and, in each third of three minutes, preemptions: more than one for each request that ran.
@@ -134,21 +142,12 @@ class PreemptionThrashFromMetrics(FromMetrics, PreemptionThrash):
     Not when: they come in one burst, or a few for each request (sizing.kv-too-small).
     """
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
-        """Yield the counts of the last window."""
-        counts = counted_preemptions(ledger, settings)
-        if counts is None or counts.per_request < settings(self.min_per_request):
-            return
-        yield self.finding(
-            ledger,
-            since_ns=counts.first.at_ns or 0,
-            position=counts.first.position,
-            evidence=counts.evidence(),
-            explanation=(
-                f"{counts.text()} Requests are admitted, lose their blocks to each other and start over. A pool that is"
-                " merely full preempts a few of them once."
-            ),
-            case="From metrics",
-            numbers={WHOLE_PROMPTS: whole_prompts_only(ledger)},
-            missing="the requests and what they had computed: attach the event stream (monitor doctor tcp://HOST:5757)",
-        )
+    counted_means = (
+        "Requests are admitted, lose their blocks to each other and start over. A pool that is merely full preempts a"
+        " few of them once."
+    )
+    unseen = "the requests and what they had computed"
+
+    def advice_of_count(self, ledger: EngineLedger) -> CaseOfAdvice:
+        """Return the advice with this engine's flag."""
+        return {"case": "From metrics", "numbers": {WHOLE_PROMPTS: whole_prompts_only(ledger)}}
