@@ -39,6 +39,7 @@ from typing import Any, Final, NamedTuple
 
 from ..base.text import number_in
 from ..contract.samples import Fact, ReportedEvent, Sample
+from .line_order import FROM_ITS_END
 from .memory_log import MEMORY_FACTS, memory_facts
 from .pasted_lines import PastedLine, Stamps, pasted_lines
 from .text_events import DescribedState, TextEvent, TextEvents
@@ -196,10 +197,14 @@ class _LogFact(NamedTuple):
 
 
 class Log:
-    """Reads the lines of one log. `name` stands for its file in positions. `ended` is when it was last written to."""
+    """Reads the lines of one log. `name` stands for its file in positions. `ended` is when it was last written to.
 
-    def __init__(self, name: str, ended: datetime) -> None:
+    `label` is what the lines of this engine begin with, where the file has those of several.
+    """
+
+    def __init__(self, name: str, ended: datetime, label: str = "") -> None:
         self.name = name
+        self._label = label
         self.stats_lines = 0
         self.notes: list[str] = []
         self._lines = 0
@@ -219,14 +224,20 @@ class Log:
         """Yield samples in the order of the lines, then facts and events, and skip other lines. For a log that grows,
         call it again with the lines that follow: it searches them for no report in prose.
         """
+        return self.records_of(self._counted(lines), grows=grows)
+
+    def records_of(
+        self, lines: Iterable[tuple[int, str]], *, grows: bool = False
+    ) -> Iterator[Sample | Fact | ReportedEvent]:
+        """Yield the records of lines that have their numbers."""
         read: list[_LogFact] = []
         events: list[tuple[TextEvent, int | None, int | None]] = []
         last_position, read_until = "", 0
         source = iter(lines)
         head = list(islice(source, LINES_OF_HEAD))
         if not grows:
-            self._stamps.expect_years_of(head)
-        for line in pasted_lines(self._counted(chain(head, source)), self._lines + 1):
+            self._stamps.expect_years_of(text for _, text in head)
+        for line in pasted_lines(chain(head, source)):
             position = f"{self.name}:{line.number}"
             text, is_json = _message(line.text)
             at_ns = self._stamps.of(line.text, whole=is_json)
@@ -254,6 +265,8 @@ class Log:
                     yield from self._described(state, line.text)
         for state in self.text_events.stated_states() if not (self.stats_lines or grows) else ():
             yield from self._described(state, "")
+        if len(self.text_events.pages) > 1 and not (self.stats_lines or grows):
+            yield from self._of_pages()
         if last_position and self._last_stamp is not None:
             read.append(_LogFact(last_position, None, "last_stamp", "", self._last_stamp))
         read += [_LogFact(fact.position, None, *fact[:2], fact.at_ns) for fact in self._tail_facts()]
@@ -268,7 +281,8 @@ class Log:
         model = str(self._args.get("served_model_name") or self._args.get("model") or "engine")
         port = self._args.get("port")
         host = str(self._args.get("host", "127.0.0.1"))
-        where = f"{f'[{host}]' if ':' in host else host}:{port}" if isinstance(port, int) else self.name
+        address = f"{f'[{host}]' if ':' in host else host}:{port}" if isinstance(port, int) else ""
+        where = self._label or address or self.name.removesuffix(FROM_ITS_END)
         return f"{model}@{where}/{int(rank)}"
 
     def name_by(self, arguments: dict[str, int | float | str]) -> None:
@@ -317,10 +331,10 @@ class Log:
             restarted=restarted,
         )
 
-    def _counted(self, lines: Iterable[str]) -> Iterator[str]:
+    def _counted(self, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         for line in lines:
             self._lines += 1
-            yield line
+            yield self._lines, line
 
     def _notice_run(self, line: str) -> None:
         """Take another process id of the same process for another run."""
@@ -349,6 +363,12 @@ class Log:
             generation_tokens_per_s=figures.get("generation_tokens_per_s"),
             restarted=self._was_restarted(),
         )
+
+    def _of_pages(self) -> Iterator[Sample]:
+        for sample in self.text_events.pages.samples(self.name, self.engine):
+            self._engines[sample.engine] = int(sample.engine.rpartition("/")[2])
+            self.described_states += 1
+            yield sample
 
     def _was_restarted(self) -> bool:
         restarted, self._restarted = self._restarted and bool(self._engines), False

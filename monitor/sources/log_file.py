@@ -31,6 +31,7 @@ from ..base.text import counted
 from ..contract.samples import Fact, Record, ReportedEvent, Sample
 from .engine_log import Log
 from .incident_report import stated_facts
+from .line_order import FROM_ITS_END, text_streams
 from .source import POLL_WAIT_S, Source, SourceError, SourceStatus
 from .targets import MOST_TEXTS, LogInput, TargetKind, file_input
 
@@ -111,10 +112,31 @@ def read_log(path: Path | LogInput) -> tuple[Log, list[Sample | Fact | ReportedE
     """
     try:
         text = file_input(path) if isinstance(path, Path) else path
-        log = Log(text.name, text.ended)
-        return log, list(log.records(lines_of(path, log.notes)))
+        notes: list[str] = []
+        logs: list[Log] = []
+        records: list[Sample | Fact | ReportedEvent] = []
+        for label, lines, from_its_end in text_streams(lines_of(path, notes), text.ended):
+            name = f"{text.name}{FROM_ITS_END}" if from_its_end else text.name
+            logs.append(Log(name, text.ended, label))
+            records += logs[-1].records_of(lines)
+        return _whole(logs, notes), records
     except OSError as error:
         raise BadTarget(f"{path if isinstance(path, Path) else path.name}: cannot be read: {error}") from error
+
+
+def _whole(logs: Sequence[Log], notes: Sequence[str]) -> Log:
+    """Return the first of a text's logs, with the notes and counts of all."""
+    first = logs[0]
+    for log in logs[1:]:
+        first.stats_lines += log.stats_lines
+        first.described_states += log.described_states
+    found = [*notes, *dict.fromkeys(note for log in logs for note in log.notes)]
+    if any(log.name.endswith(FROM_ITS_END) for log in logs):
+        found.append("its newest lines come first: it was read from its end, and its lines are counted from there")
+    if len(logs) > 1:
+        found.append(f"its lines are of {counted(len(logs), 'engine')}, by their labels: each is judged by itself")
+    first.notes[:] = found
+    return first
 
 
 def read_prose(path: Path | LogInput, log: Log, records: Sequence[Record]) -> list[Record]:

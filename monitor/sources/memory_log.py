@@ -4,6 +4,7 @@ Sizes are in GiB as printed, rounded to two decimals. Values printed in bytes st
 are its wordings: "total_gpu_memory", "take" and "takes" are of the engine of before V1, "Initial free memory",
 "Requested memory" and "increase memory" of releases since 0.9 that log DEBUG. memory_consumed_gib, of weights and
 non-torch memory together, is printed since 0.27. With memory_graphs_are_reserved the estimate is kept free of KV.
+With memory_graphs_not_reserved it is not: the operator has turned that off.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ MEMORY_FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         re.compile(rf"(?:Estimated CUDA graph memory: |\(actual\), ){GIB_SIZE}(?: total| \(est)"),
     ),
     ("memory_graphs_are_reserved", re.compile(r"CUDA graph memory profiling is (enabled)")),
+    ("memory_graphs_not_reserved", re.compile(r"CUDA graph memory profiling is (disabled)")),
     ("model_loading_gib", re.compile(rf"(?:Model loading|Loading model weights) took ({AMOUNT}) Gi?B\b")),
     ("graph_capture_gib", re.compile(rf"Graph capturing finished in {AMOUNT} secs, took {GIB_SIZE}")),
     ("suggested_fit_requested_bytes", re.compile(rf"`--kv-cache-memory=({BYTES})`[^`]*? to fit into requested memory")),
@@ -92,7 +94,7 @@ def memory_facts(text: str) -> Iterator[tuple[str, int | float | str]]:
     for name, pattern in MEMORY_FACTS:
         if (found := pattern.search(text)) is not None:
             figure = next(group for group in found.groups() if group is not None)
-            if name == "memory_graphs_are_reserved":
+            if name in ("memory_graphs_are_reserved", "memory_graphs_not_reserved"):
                 yield name, figure
             else:
                 yield name, int(figure) if name.endswith("_bytes") else float(figure)

@@ -59,10 +59,10 @@ class PastedLine(NamedTuple):
     """The number of the last line that continues it."""
 
 
-def pasted_lines(lines: Iterable[str], first: int = 1) -> Iterator[PastedLine]:
-    """Each line that holds text, numbered from `first` on. A fence of Markdown holds none."""
+def pasted_lines(lines: Iterable[tuple[int, str]]) -> Iterator[PastedLine]:
+    """Each line that holds text, of lines with their numbers. A fence of Markdown holds none."""
     window: deque[tuple[int, str, bool]] = deque()
-    for number, raw in enumerate(lines, first):
+    for number, raw in lines:
         text = undecorated(raw)
         several = text.count("Avg prompt throughput: ") > 1  # records of statistics without a line break between them
         for record in STATISTICS_HEAD.split(text) if several else [text]:

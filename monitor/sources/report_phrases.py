@@ -75,9 +75,12 @@ _DENIED_RIGHT_BEFORE: Final = re.compile(
     re.IGNORECASE,
 )
 """A denial of the next word, or of the one after an adjective: "this is not a resource leak"."""
+_COMPLETED: Final = ("transfer_done",)
+"""Concepts that something ended. "Before", "until" and "if" say that it had not."""
 _SUPPOSABLE: Final = ("out_of_memory", "no_room_for_pool")
 """Concepts that an explanation names as what may happen."""
 _SUPPOSED: Final = re.compile(r"\b(?:if (?:you|your|this|it)|might|may|could|would|when you)\b[^.!?]*$", re.IGNORECASE)
+_NOT_YET: Final = re.compile(r"\b(?:before|until|unless|if)\b(?:\W+\w+){0,2}\W{1,3}$", re.IGNORECASE)
 _UNLIKELY: Final = re.compile(r"\W{1,9}(?:less|more|un) ?likely", re.IGNORECASE)
 _NEGATED: Final = re.compile(r"\b(?:not|no|without)\b|n't\b", re.IGNORECASE)
 _CODE_LINE: Final = re.compile(
@@ -102,7 +105,9 @@ def stated_phrases(lines: Iterable[PastedLine]) -> list[StatedPhrase]:
             if concept in found:
                 continue
             for match in expression.finditer(text):
-                denied = (_is_denied_at_once if concept in _DENIES_ITSELF else _is_denied)(text, match)
+                denied = (
+                    _is_denied_at_once(text, match) if concept in _DENIES_ITSELF else _is_denied(concept, text, match)
+                )
                 if not denied and not (concept in _SUPPOSABLE and _is_supposed(text, match)):
                     line = next(number for offset, number in reversed(starts) if offset <= match.start())
                     found[concept] = StatedPhrase(line, concept, " ".join(match[0].split())[:MOST_QUOTED_WORDS])
@@ -110,9 +115,11 @@ def stated_phrases(lines: Iterable[PastedLine]) -> list[StatedPhrase]:
     return list(found.values())
 
 
-def _is_denied(text: str, match: re.Match[str]) -> bool:
+def _is_denied(concept: str, text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 40) : match.start()]
-    return _DENIED.search(before) is not None or _NEGATED.search(match[0]) is not None
+    if _DENIED.search(before) is not None or _NEGATED.search(match[0]) is not None:
+        return True
+    return concept in _COMPLETED and _NOT_YET.search(before) is not None
 
 
 def _is_denied_at_once(text: str, match: re.Match[str]) -> bool:

@@ -5,6 +5,7 @@ These states are not in vLLM's statistics line:
 form                 example
 -------------------  --------------------------------------------------------------------------------------
 SGLang's batch line  "Decode batch, #running-req: 4, token usage: 0.97, gen throughput (token/s): 429.3, #queue-req: 3"
+a dump               "SchedulerStats(num_running_reqs=8, num_waiting_reqs=0, kv_cache_usage=0.0643)"
 a list               "Running: 0 reqs, Waiting: 5-6 reqs, GPU KV cache usage: 0.0%", on one line or several
 a metric             "vllm:kv_cache_usage_perc{engine="3"} -0.38", "sglang:num_queue_reqs was 0"
 """
@@ -19,6 +20,7 @@ from .exposition import FIELDS
 from .log_patterns import matched_lines
 from .log_patterns.pattern import LineFields, MatchedLine
 from .pasted_lines import PastedLine
+from .pasted_pages import PastedPages
 from .report_phrases import stated_phrases
 
 StateReading = dict[str, float]
@@ -57,6 +59,13 @@ METRIC: Final = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _LABEL: Final = re.compile(r'(\w{1,60})="([^"]{0,200})"')
+
+
+_SCHEDULER_STATS: Final = {
+    "running": re.compile(rf"\bnum_running_reqs={_COUNT}", re.ASCII),
+    "waiting": re.compile(rf"\bnum_waiting_reqs={_COUNT}", re.ASCII),
+    "usage": re.compile(r"\bkv_cache_usage=([01](?:\.\d{1,20})?(?:e-\d{1,2})?)", re.ASCII),
+}
 
 
 class MetricReading(NamedTuple):
@@ -152,6 +161,7 @@ class TextEvents:
         self._listed_until = 0
         self._listed: StateReading = {}
         self._listed_at = 0
+        self.pages = PastedPages()
         self._metrics: StateReading = {}
         self._metrics_at = 0
 
@@ -177,8 +187,12 @@ class TextEvents:
 
     def states(self, line: PastedLine, text: str, joined: str, at_ns: int | None) -> Iterator[DescribedState]:
         """States that this line gives."""
+        self.pages.line(line.number, text, at_ns)
         if "batch" in text and (state := batch_state(joined)) is not None:
             yield DescribedState(line.number, state, "sglang", at_ns)
+            return
+        if "SchedulerStats(" in text and "running" in (dumped := _read(_SCHEDULER_STATS, joined)):
+            yield DescribedState(line.number, dumped, "", at_ns)
             return
         listed = listed_state(joined if line.is_record else text)
         if "Swapped:" in text:
@@ -198,7 +212,7 @@ class TextEvents:
         """Yield the states in prose or on a pasted page, for a text without statistics."""
         self._take_list()
         yield from self._told
-        if "running" in self._metrics:
+        if "running" in self._metrics and len(self.pages) < 2:
             yield DescribedState(self._metrics_at, self._metrics, "")
 
     def phrases(self) -> list[TextEvent]:

@@ -23,6 +23,7 @@ class StaleRemoteRead(TextDetector):
         """Yield fetches by a decode worker of blocks that the prefill side had released."""
         lines = view.lines("stale_read")
         if not lines:
+            yield from self._read_after_release(view)
             return
         yield view.finding(
             self.code,
@@ -33,4 +34,26 @@ class StaleRemoteRead(TextDetector):
                 " then they may hold another request's KV. The client gets status 200 and an answer that may be wrong."
             ),
             missing="whether the blocks had been reused by then: the event stream of a probe on the prefill side",
+        )
+
+    def _read_after_release(self, view: WrittenView) -> Iterator[TextJudgement]:
+        """Yield leases that ended unfetched, in a report of wrong answers or of reads that came after."""
+        released = view.lines("lease_expired")
+        told = [*view.phrases("read_late"), *view.phrases("wrong_output", "kv_corrupted")]
+        if not released or not told:
+            return
+        yield view.finding(
+            self.code,
+            released[0],
+            evidence=(
+                Evidence("expired_leases", view.reported.count("lease_expired"), "lines", "log"),
+                *quotes([*released[:2], *told[:2]]),
+            ),
+            explanation=(
+                "The sending side released the blocks of a finished request before they had been fetched, and the"
+                " report names wrong answers or a later read. What is read then may be another request's KV, with"
+                " status 200. Wrong answers from another cause, such as a kernel or a layout that differs between the"
+                " sides, look the same."
+            ),
+            missing="a fetch of the same request after its release: both sides' logs at that time",
         )

@@ -84,7 +84,7 @@ def _figures_of_log(ledger: EngineLedger) -> MemoryFigures | None:
     except NoBreakdown:
         return None
     advised = facts.get("suggested_fit_requested_bytes")
-    estimate = facts.get(GRAPHS_ESTIMATE)
+    estimate = facts.get(GRAPHS_ESTIMATE) if "memory_graphs_not_reserved" not in facts else None
     return MemoryFigures(
         "log",
         facts["memory_total_gib"].position,

@@ -28,6 +28,7 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     lost_blocks.block_freed_twice,
     lost_blocks.free_list_contradicts,
     lost_blocks.held_after_finish,
+    lost_blocks.held_between_pages,
     lost_blocks.leases_ran_out,
     lost_blocks.pins_kept,
     failed_transfers.transfers_fail,

@@ -80,7 +80,7 @@ HYPOTHESES: Final = (
         "stuck.remote-load",
         (("remote_load", "connector"), (*STANDS, "lease", "transfer_lost", "waits_for_kv")),
         {"remote_load": 2, "transfer_lost": 2, "disaggregated": 1},
-        ("front_end_only",),
+        ("front_end_only", "transfer_done"),
     ),
     Hypothesis(
         "stuck.parked-loads",
@@ -181,12 +181,23 @@ HYPOTHESES: Final = (
     ),
     Hypothesis("imbalance.ranks", (("ranks",), ("unequal",)), {"unequal": 3, "waits_unserved": 1}),
     # ---- corruption
-    Hypothesis("corrupt.double-free", (("double_free",),), {"double_free": 4}),
-    Hypothesis("corrupt.use-after-free", (("reused_early",),), {"reused_early": 3, "wrong_output": 2}),
+    Hypothesis("corrupt.double-free", (("double_free",),), {"double_free": 4, "wrong_output": 2}),
+    Hypothesis(
+        "corrupt.use-after-free",
+        (("reused_early", "kv_corrupted"),),
+        {"reused_early": 3, "kv_corrupted": 2, "wrong_output": 4},
+        ("read_late",),
+    ),
+    Hypothesis(
+        "corrupt.use-after-free",
+        (("wrong_output",), ("prefix_caching", "shared_prompts", "preempted", "aborted", "offload", "connector")),
+        {"wrong_output": 2},
+        ("read_late", "process_gone"),
+    ),
     Hypothesis(
         "corrupt.stale-remote-read",
         (("read_late", "transfer_lost"), ("connector", "disaggregated", "remote_load"), ("wrong_output", "read_late")),
-        {"read_late": 2, "wrong_output": 1},
+        {"read_late": 3, "wrong_output": 4, "kv_corrupted": 2},
     ),
     # ---- sizing
     Hypothesis(
@@ -251,7 +262,7 @@ _SHOWN_BY: Final = (
     (("transfer_failed", "transfer_timed_out"), ("transfer_lost", "remote_load")),
     (("pool_audit_failed",), ("audit", "not_freed")),
     (("freed_twice", "free_list_broken"), ("double_free",)),
-    (("tier_allocation_failed",), ("tier_full", "offload")),
+    (("tier_allocation_failed", "tier_refuses"), ("tier_full", "offload")),
 )
 """Concepts that lines of these classes show, whether printed or mentioned in a sentence."""
 _PROBLEMS: Final = (
@@ -265,6 +276,10 @@ _PROBLEMS: Final = (
     "tier_misses",
     "tier_hits_few",
     "bug_label",
+    "unequal",
+    "kv_corrupted",
+    "reused_early",
+    "read_late",
 )
 """Concepts too vague to count as a complaint, and sufficient to search for a cause."""
 _FAILURES: Final = tuple(name for names, _ in _SHOWN_BY for name in names)
@@ -314,6 +329,8 @@ def _concepts(view: WrittenView) -> set[str]:
             found |= set(concepts)
     if view.samples:
         found |= _of_samples(view)
+    elif view.lines("request_rejected") and "stands_in_log" not in found:
+        found -= {"stuck", "unanswered", "fails"}  # the server answers, and says that it will not serve the request
     return found
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ...base.text import counted, percent
+from ...base.text import counted, duration, percent
 from ...contract.samples import ReportedEvent, Sample
 from ..judgement import Evidence, TextJudgement
 from ..leak.finished_held import FinishedHeld
+from ..sample_math import apart_s
 from .written_view import WrittenView, number_of, quotes, seconds_between
 
 HELD_LINES: Final = 2
@@ -133,6 +134,40 @@ def held_after_finish(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
+def held_between_pages(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield a full pool on the last metrics pages of a text, between which nothing ran and no token was counted."""
+    least = view.settings(FinishedHeld.full_pool)
+    held: list[Sample] = []
+    for page in reversed([sample for sample in view.samples if sample.generation_tokens is not None]):
+        starved = page.running == 0 and bool(page.waiting) and (page.usage or 0.0) >= least and page.awake is not False
+        if not starved or (held and page.generation_tokens != held[-1].generation_tokens) or page.restarted:
+            break
+        held.append(page)
+    lasted = apart_s(held[-1], held[0]) if len(held) >= HELD_LINES else None
+    if lasted is None or lasted < view.settings(FinishedHeld.starved_s):
+        return
+    last, first = held[0], held[-1]
+    deferred = last.deferred or 0
+    yield view.finding(
+        "leak.finished-held",
+        first,
+        verdict="cannot-tell" if deferred else "likely",
+        evidence=(
+            Evidence("usage_with_nothing_running", round(100 * (last.usage or 0), 1), "%", "metrics", last.position),
+            Evidence("waiting", last.waiting or 0, "requests", "metrics", last.position),
+            Evidence("generation_tokens", last.generation_tokens or 0, "tokens", "metrics", last.position),
+            Evidence("held_for", round(lasted, 1), "s", "metrics", last.position),
+        ),
+        explanation=(
+            f"On pages {duration(lasted)} apart {percent(last.usage or 0)} of the pool is in use with nothing running,"
+            f" {counted(last.waiting or 0, 'request')} waiting, and no token was generated between them: no running"
+            " request holds these blocks, and the waiting ones have no room to run."
+            + (f" {deferred:,} of these wait for something else, and may hold the pool for it." if deferred else "")
+        ),
+        missing="which request owns each block: the event stream of a probe on this instance",
+    )
+
+
 def _idle_end(samples: Sequence[Sample], least_usage: float) -> list[Sample]:
     """Return the last lines with nothing running or waiting and blocks in use."""
     idle: list[Sample] = []
@@ -176,6 +211,7 @@ def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
     full = [line for line in states if (number_of(line, "pinned") or 0) >= (number_of(line, "items") or 1)]
     stuck = view.lines("tier_has_no_candidates")
     if not full:
+        yield from _pins_expired(view)
         return
     items = number_of(full[-1], "items") or 0
     yield view.finding(
@@ -194,6 +230,36 @@ def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
         change=("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",),
         wont_help=("A larger tier: it also fills, only later.",),
         missing="how old the pins are: the same line again some minutes later, with the same items",
+    )
+
+
+def _pins_expired(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield pins that a tier ends by itself, because the fetch that was to end them never did."""
+    expired = view.lines("pin_expired")
+    if not expired:
+        return
+    counts = [number_of(line, "expired") or 0 for line in expired]
+    told = round(max(sum(counts), sum(not count for count in counts)))
+    seconds = max(number_of(line, "seconds") or 0 for line in expired)
+    refused = view.lines("tier_refuses", "tier_allocation_failed", "tier_has_no_candidates")
+    yield view.finding(
+        "leak.external-pins",
+        expired[0],
+        evidence=(
+            Evidence("expired_pins", told, "items", "log", expired[-1].position),
+            Evidence("pinned_for", seconds, "s", "log", expired[0].position),
+            *quotes([*expired[:2], *refused[:2]]),
+        ),
+        explanation=(
+            f"The outer tier took the pins off {counted(told, 'item')}, up to {seconds:,.0f} s after they were set:"
+            " whoever looked them up neither fetched them nor gave them up."
+            + (" Until then nothing else fits, and the tier refuses to store more." if refused else "")
+            + " A fetch that is slower than the time-out would look the same."
+        ),
+        do_now=("Find requests that were aborted or preempted between their lookup in the tier and their fetch.",),
+        change=("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",),
+        wont_help=("A larger tier: it also fills, only later.",),
+        missing="which request set the pins: the tier's log at DEBUG",
     )
 
 

@@ -35,6 +35,15 @@ CONNECTOR_PATTERNS: Final = (
         " being sent. Freeing its blocks on the producer side.",
     ),
     LogPattern(
+        "lease_expired",
+        "vllm",
+        "Mooncake connector of vllm-ascend, 0.11 to 0.18",
+        "Force freed expired request",
+        r"Force freed expired request: \S{1,120}(?:.{0,80}?\((?P<seconds>\d{1,6}) seconds\))?",
+        "ERROR 11-19 10:12:21 [mooncake_connector.py:233] Force freed expired request: chatcmpl-1. Reason: Request"
+        " exceeded timeout threshold (480 seconds).",
+    ),
+    LogPattern(
         "stale_read",
         "vllm",
         "NIXL connector, 0.10 to 0.33",
@@ -130,6 +139,41 @@ CONNECTOR_PATTERNS: Final = (
         "No eviction candidates",
         r"No eviction candidates found in (?P<tier>[\w ]{1,40}?) backend",
         "LMCache WARNING: No eviction candidates found in local cpu backend.",
+    ),
+    LogPattern(
+        "pin_expired",
+        "lmcache",
+        "0.3 to 0.5",
+        "Pin timeout detected",
+        r"Pin timeout detected for MemoryObj \S{1,40} Pin count: (?P<pins>\d{1,9}), Elapsed time:"
+        r" (?P<seconds>\d{1,9}(?:\.\d{1,6})?)s",
+        "LMCache WARNING: Pin timeout detected for MemoryObj 4096. Pin count: 1, Elapsed time: 301.50s. Forcing unpin"
+        " to 0.",
+    ),
+    LogPattern(
+        "pin_expired",
+        "lmcache",
+        "0.3 to 0.5",
+        "Force unpinned",
+        r"Force unpinned (?P<expired>\d{1,9}) timeout objects in (?P<pinned>\d{1,9}) pinned_objects"
+        r"(?: within (?P<seconds>\d{1,9}) seconds)?",
+        "LMCache WARNING: Force unpinned 3 timeout objects in 8 pinned_objects within 300 seconds",
+    ),
+    LogPattern(
+        "unpinned_twice",
+        "lmcache",
+        "0.2 to 0.5",
+        "Double unpin",
+        r"Double unpin occurred",
+        "LMCache WARNING: Pin count of MemoryObj 4096is negative: -1.Double unpin occurred somewhere.",
+    ),
+    LogPattern(
+        "tier_refuses",
+        "lmcache",
+        "0.3 to 0.5",
+        "memory under pressure",
+        r"(?P<tier>[Ll]ocal cpu|CPU) memory under pressure so choosing to not store",
+        "LMCache WARNING: Local cpu memory under pressure so choosing to not store the KV cache.",
     ),
     LogPattern(
         "tier_state",

@@ -42,6 +42,14 @@ HEALTH_PATTERNS: Final = (
     LogPattern(
         "input_dumped",
         "vllm",
+        "0.10 to 0.33",
+        "SchedulerStats(",
+        r"Dumping scheduler stats",
+        "ERROR 01-17 07:41:55 [dump_input.py:81] Dumping scheduler stats: SchedulerStats(num_running_reqs=8,",
+    ),
+    LogPattern(
+        "input_dumped",
+        "vllm",
         "0.8 to 0.33",
         "Dumping input data",
         r"Dumping input data(?: for V1 LLM engine)?",
@@ -210,6 +218,14 @@ HEALTH_PATTERNS: Final = (
         r'"GET (?P<path>/(?:health|metrics|version|ping|v1/models|get_model_info|health_generate))[^"]{0,40}HTTP/1\.\d"'
         r" 200",
         'INFO:     127.0.0.1:35104 - "GET /health HTTP/1.1" 200 OK',
+    ),
+    LogPattern(
+        "request_rejected",
+        "vllm, sglang",
+        "0.2 to 0.33",
+        '" 4',
+        r'"POST /[^"\s]{1,120} HTTP/\d\.\d" (?P<status>4[0-2]\d)\b',
+        'INFO:     127.0.0.1:36804 - "POST /v1/completions HTTP/1.1" 400 Bad Request',
     ),
     LogPattern(
         "kernel_compiled",

@@ -1,0 +1,86 @@
+"""The form in which a log is exported changes no verdict: its order, labels before its lines, other pods' lines."""
+
+from __future__ import annotations
+
+import gzip
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.sources.log_file import read_log
+
+DATA = Path(__file__).parent.parent / "data"
+LOGS = sorted([*DATA.glob("*.log.gz"), *DATA.glob("seed-*.log")])
+Verdicts = set[tuple[str, str, str]]
+POD = "[pod/vllm-6f5-{}/vllm] "
+LABELS = {
+    "kubectl": POD.format("aaaaa"),
+    "compose": "vllm-1  | ",
+    "stern": "vllm-6f5-aaaaa vllm ",
+    "loki": '{app="vllm", pod="vllm-6f5-aaaaa", stream="stderr"} ',
+    "journalctl": "Nov 02 10:00:00 gpu-1 vllm[77]: ",
+}
+
+
+def lines_of_log(path: Path) -> list[str]:
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def verdicts(path: Path, lines: list[str]) -> Verdicts:
+    """What is found, by the engine's model, in a file of these lines."""
+    path.write_text("\n".join(lines) + "\n")
+    watch = Pipeline()
+    watch.feed(read_log(path)[1])
+    watch.settle()
+    return {(finding.engine.partition("@")[0], finding.code, finding.verdict) for finding in watch.findings()}
+
+
+WITHOUT_TIMES = "seed-000.log"
+"""Nothing in it shows which of its lines is the newest, or that two are of one moment."""
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("label", [pytest.param(label, id=name) for name, label in LABELS.items()])
+def test_a_label_before_each_line_changes_no_verdict(tmp_path: Path, path: Path, label: str) -> None:
+    lines = lines_of_log(path)
+    assert verdicts(tmp_path / "a.log", [label + line for line in lines]) == verdicts(tmp_path / "a.log", lines)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_a_log_that_begins_with_its_newest_line_has_the_verdict_of_one_that_ends_with_it(
+    tmp_path: Path, path: Path
+) -> None:
+    if path.name == WITHOUT_TIMES:
+        return
+    lines = lines_of_log(path)
+    assert verdicts(tmp_path / "a.log", lines[::-1]) == verdicts(tmp_path / "a.log", lines)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_each_pod_of_one_text_has_the_verdict_of_its_own_log(tmp_path: Path, path: Path) -> None:
+    one, other = lines_of_log(path), lines_of_log(DATA / "healthy-shared-prefix.log.gz")
+    mixed = [
+        POD.format(pod) + line for pair in zip_longest(one, other) for pod, line in zip("ab", pair, strict=True) if line
+    ]
+    alone = verdicts(tmp_path / "a.log", one) | verdicts(tmp_path / "a.log", other)
+    assert verdicts(tmp_path / "a.log", mixed) == alone
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_lines_that_come_twice_change_no_verdict(tmp_path: Path, path: Path) -> None:
+    if path.name == WITHOUT_TIMES:
+        return
+    lines = lines_of_log(path)
+    twice = list(chain.from_iterable((line, line) for line in lines))
+    assert verdicts(tmp_path / "a.log", twice) == verdicts(tmp_path / "a.log", lines)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_a_log_that_is_cut_within_its_last_line_loses_no_verdict_but_of_that_line(tmp_path: Path, path: Path) -> None:
+    lines = lines_of_log(path)
+    cut = [*lines[:-1], lines[-1][:20]]
+    assert verdicts(tmp_path / "a.log", cut) == verdicts(tmp_path / "a.log", lines[:-1])
