@@ -103,6 +103,7 @@ def test_the_repository_has_no_links() -> None:
     assert [line for line in listed.splitlines() if line.startswith("120000")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["sdist", "from_zip"])
 def test_a_wheel_from_an_archive_has_the_same_files(
     wheel: Path, source: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -114,6 +115,7 @@ def test_a_wheel_from_an_archive_has_the_same_files(
     assert [name for name in differ if not name.endswith("/RECORD")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_wheel_is_built_without_a_folder(from_zip: Path, folder: str, tmp_path: Path) -> None:
     (from_zip / folder).rename(tmp_path / folder)

@@ -143,6 +143,7 @@ def accepted(batch: Batch) -> Batch | None:
     return frame
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 def test_every_kind_with_every_special_value(kind: Kind) -> None:
     lab = worked()
@@ -298,6 +299,7 @@ LARGE: dict[str, tuple[type[Batch | Keyframe], int, Callable[[], Any]]] = {
 """A field of each type, 64 MB long: the frame that has it, its place, and its value."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", LARGE)
 def test_a_field_of_64_mb_is_cut_refused_or_folded(field: str) -> None:
     cls, place, value = LARGE[field]

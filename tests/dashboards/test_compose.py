@@ -114,7 +114,7 @@ def test_without_a_token_it_refuses_and_says_what_to_do() -> None:
     assert "openssl rand" in reported.stderr
 
 
-@pytest.mark.usefixtures("real_parts")
+@pytest.mark.slow
 def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> None:
     """One request to the engine is seen by Prometheus, by way of the socket and the token."""
     program("prometheus", "prometheus")
@@ -142,7 +142,7 @@ def test_engine_monitor_and_prometheus_run_by_their_commands(tmp_path: Path) -> 
     assert "Traceback" not in (tmp_path / "engine.log").read_text() + (tmp_path / "monitor.log").read_text()
 
 
-@pytest.mark.usefixtures("real_parts")
+@pytest.mark.slow
 def test_the_agent_of_the_profile_publishes_what_its_hub_shows(tmp_path: Path) -> None:
     here = Here(tmp_path)
     if not (PYTHON / "nats-server").exists():

@@ -26,6 +26,8 @@ from tests.terminal.golden import RECORDING, TOLD
 from tests.terminal.plain import Asked, Plain, ReceivedRecords, received
 from tests.terminal.traced import BORNE_OUT, OF_ALL, Case, Json, Reported
 
+pytestmark = pytest.mark.slow
+
 NUMBER = re.compile(r"(?<![\w.,-])\d(?:[\d,]*\d)?(?:\.\d+)?(?![\w]|-\d)")
 NO_NUMBERS = re.compile(
     r"\d+/\d+/\d+|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d(\.\d+)?|\d+-\d+"  # positions, times, ranges of blocks
