@@ -23,7 +23,7 @@ from rich.table import Table
 
 from kvscope.lab.chaos.engines_process import chaos_engine_name
 from tests.fleet.fleet_lab import LEAK_CODE, FleetLab, Service, running_fleet, wait_moved
-from tests.test_service import until
+from tests.waiting import until
 
 FLEET_SIZE, FLEET_AGENTS, FLEET_HUBS = 50, 4, 2
 TROUBLED: Final = (3, 11, 19, 27, 42)

@@ -28,6 +28,7 @@ from kvscope.monitor.questions.schema import SourceView
 from kvscope.monitor.service.guard import COOKIE
 from kvscope.monitor.service.http_api import create_app
 from tests.detectors.scenes import ENGINE, Watched, finished_held, unaccounted
+from tests.waiting import PATIENCE_S
 
 TOKEN = 's3cret;with "odd" characters=é'
 SOURCES = [SourceView("tcp://127.0.0.1:5757", ENGINE, True, 0, {"ring": 2}, "")]
@@ -49,7 +50,7 @@ def served(watch: Pipeline, token: str = "", host: str = "127.0.0.1", alerts: Al
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not server.started:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,10 @@ from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.sources.metrics_page import MetricsPage
 from tests.receiving import Server
+from tests.waiting import until
 
 BLIND = "blind.reader-failed"
 Told = dict[str, Any]
-
-
-def until(done: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -150,7 +144,7 @@ def test_a_source_that_was_never_heard_is_sent_under_its_targets_name_until_it_i
         ) as service:
             time.sleep(20)
             assert grave(server) == []
-            until(lambda: len(grave(server)) == 2, "both are told", 25)
+            until(lambda: len(grave(server)) == 2, "both are told")
             names = {stream, f"http://127.0.0.1:{port}/metrics"}
             assert {each[0] for each in grave(server)} == names
             assert {each.severity for each in service.watch.findings("firing") if each.engine in names} == {"warning"}

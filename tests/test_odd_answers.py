@@ -24,8 +24,8 @@ from kvscope.monitor.terminal.cli import main
 from kvscope.monitor.terminal.commands.alerts import AlertsClient
 from kvscope.monitor.terminal.report import CANNOT_TELL, USAGE
 from tests.finding_transitions import AlertMessages
-from tests.receiving import until
 from tests.test_api import served
+from tests.waiting import until
 
 SECRET = "AKIA-SECRET"
 """What no error repeats: it stands for what another server answers to whoever may ask it."""
@@ -225,9 +225,9 @@ def test_no_answer_of_a_receiver_ends_alerting(odd: OddServer) -> None:
     messages = AlertMessages()
     with alerting(odd) as alerts:
         alerts.put(messages.fire(1))
-        until(lambda: all(view.tries for view in alerts.view().deliveries), 60)
+        until(lambda: all(view.tries for view in alerts.view().deliveries))
         paused = {view.name for view in alerts.view().receivers if view.paused_until}
-        until(lambda: all(view.state != "pending" or view.receiver in paused for view in alerts.view().deliveries), 60)
+        until(lambda: all(view.state != "pending" or view.receiver in paused for view in alerts.view().deliveries))
         answered = {view.receiver: view for view in alerts.view().deliveries}
         for receiver, number in zip(alerts.receivers, range(len(ANSWERS)), strict=True):
             view = answered[receiver.name]
@@ -247,7 +247,6 @@ def test_no_answer_of_a_receiver_ends_alerting(odd: OddServer) -> None:
                 }
                 == living
             ),
-            60,
         )
     assert 0 < len(paused) < 10
 

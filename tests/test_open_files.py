@@ -25,7 +25,7 @@ from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.service.source_set import NO_THREAD, SourceSet, WantedSource
 from kvscope.monitor.sources.source import Source, SourceStatus
 from tests.dashboards.programs import program
-from tests.test_service import until
+from tests.waiting import until
 
 SOFT, HARD = 256, 1_024
 FIT = (HARD - limits.SERVICE_FILES - limits.CONNECTIONS_LEFT) // limits.SOURCE_FILES

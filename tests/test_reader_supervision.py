@@ -29,10 +29,9 @@ from kvscope.monitor.sources.metrics_page import MetricsPage
 from kvscope.monitor.sources.source import POLL_WAIT_S
 from tests.probes.published import published
 from tests.test_bounded_http import OK, server
+from tests.waiting import until
 
 ENGINE = "lab@127.0.0.1:0/0"
-WITHIN_S = 5.0
-BACK_WITHIN_S = 10.0
 
 
 class Ailing(LiveStream):
@@ -69,13 +68,6 @@ AILMENTS: dict[str, Callable[[], None]] = {
     "deflate": raising(zlib.error("Error -3 while decompressing data")),
     "lzma": raising(lzma.LZMAError("Corrupt input data")),
 }
-
-
-def until(done: Callable[[], object], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.05)
 
 
 class Followed:
@@ -119,7 +111,7 @@ def followed(path: Path) -> Iterator[Followed]:
         each.reader.start()
         each.watchdog.start()
         try:
-            until(each.healthy, 60)
+            until(each.healthy)
             yield each
         finally:
             each.source.ailment = None
@@ -131,9 +123,9 @@ def followed(path: Path) -> Iterator[Followed]:
 def test_a_reader_that_is_killed_is_reported_and_comes_back(tmp_path: Path, ailment: str) -> None:
     with followed(tmp_path) as each:
         each.source.ailment = AILMENTS[ailment]
-        until(each.reported, WITHIN_S)
+        until(each.reported)
         each.source.ailment = None
-        until(each.healthy, BACK_WITHIN_S)
+        until(each.healthy)
         ledger = each.pipeline.fleet.engines[ENGINE]
         assert not ledger.anomalies
         assert ledger.state.counts_match(*each.lab.pool.counts()[:3]) or not ledger.uncertain_since_ns
@@ -148,11 +140,11 @@ def test_a_reader_that_hangs_is_reported_and_comes_back(tmp_path: Path) -> None:
                 time.sleep(0.05)
 
         each.source.ailment = hang
-        until(each.reported, WITHIN_S)
+        until(each.reported)
         hangs[0] = False
         each.source.ailment = None
-        until(each.healthy, BACK_WITHIN_S)
-        until(each.resolved, 20)
+        until(each.healthy)
+        until(each.resolved)
 
 
 class Page:
@@ -192,14 +184,14 @@ def test_a_page_whose_header_trickles_is_reported_and_comes_back() -> None:
             return "blind.reader-failed" in firing and not reader.view().in_step and statuses() == {"unknown"}
 
         try:
-            until(lambda: statuses() and "unknown" not in statuses(), 10)
+            until(lambda: statuses() and "unknown" not in statuses())
             answer.trickles = True
-            until(lambda: answer.began_s, 10)
-            until(is_reported, answer.began_s + WITHIN_S - time.monotonic())
+            until(lambda: answer.began_s)
+            until(is_reported)
             assert "did not answer within" in reader.view().error
             assert sum(pipeline.supervisor.totals().values()) <= 2
             answer.trickles = False
-            until(lambda: reader.view().in_step and "unknown" not in statuses(), BACK_WITHIN_S)
+            until(lambda: reader.view().in_step and "unknown" not in statuses())
             assert not pipeline.supervisor.failures()
         finally:
             answer.trickles = False
@@ -213,15 +205,15 @@ def test_a_page_that_fails_again_and_again_is_counted_each_time_and_reported_onc
         reader = SourceReader(MetricsPage(running.url, timeout_s=1.0, every_s=0.1), pipeline)
         reader.start()
         try:
-            until(pipeline.engines, 10)
+            until(pipeline.engines)
             running.answer = 503
-            until(lambda: sum(pipeline.supervisor.totals().values()) >= 3, 10)
+            until(lambda: sum(pipeline.supervisor.totals().values()) >= 3)
             firing = [found for found in pipeline.findings("firing") if found.code == "blind.reader-failed"]
             assert len(firing) == len(pipeline.engines())
             assert "503" in firing[0].explanation
-            until(lambda: all(view.last_seen_s_ago > 0.3 for view in pipeline.engines()), 10)
+            until(lambda: all(view.last_seen_s_ago > 0.3 for view in pipeline.engines()))
             running.answer = page(rows("never-freed")[31])
-            until(lambda: all(not view.last_seen_s_ago for view in pipeline.engines()), 10)
+            until(lambda: all(not view.last_seen_s_ago for view in pipeline.engines()))
             assert 3 <= sum(pipeline.supervisor.totals().values()) <= reader.view().bad_frames
         finally:
             reader.stop()
@@ -236,10 +228,10 @@ def test_what_follows_the_reading_may_fail_while_it_goes_on(tmp_path: Path) -> N
         reader = SourceReader(source, pipeline, after=raising(sqlite_is_full()))
         reader.start()
         try:
-            until(lambda: ENGINE in pipeline.fleet.engines and pipeline.fleet.engines[ENGINE].ready, 10)
-            until(lambda: pipeline.supervisor.failures(ENGINE), 10)
+            until(lambda: ENGINE in pipeline.fleet.engines and pipeline.fleet.engines[ENGINE].ready)
+            until(lambda: pipeline.supervisor.failures(ENGINE))
             before = pipeline.fleet.engines[ENGINE].sequence
-            until(lambda: pipeline.fleet.engines[ENGINE].sequence > before + 3, 10)
+            until(lambda: pipeline.fleet.engines[ENGINE].sequence > before + 3)
             assert {failure.kind for failure in pipeline.supervisor.failures()} == {"delivery"}
             assert not reader.view().error
         finally:

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +20,7 @@ from standardwebhooks.webhooks import Webhook
 
 from kvscope.lab.recorded_pages import page, rows, served
 from kvscope.monitor.terminal.cli import main
+from tests.waiting import until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 LEAK = "leak.finished-held:limit=3"
@@ -61,13 +61,6 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         started.kill()
         started.communicate()
-
-
-def until(done: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"{what}: not after {seconds} s"
-        time.sleep(0.05)
 
 
 def test_from_a_leak_to_an_alert_a_span_and_a_figure(tmp_path: Path) -> None:

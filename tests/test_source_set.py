@@ -27,7 +27,8 @@ from kvscope.monitor.sources.source import Source, SourceStatus
 from kvscope.monitor.sources.targets import TargetKind
 from tests.finding_transitions import ENGINE as JUDGED_ENGINE
 from tests.probes.published import ENGINE
-from tests.test_service import process, receiver, until
+from tests.test_service import process, receiver
+from tests.waiting import until
 
 LEAK = "leak.finished-held"
 

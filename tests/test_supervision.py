@@ -23,6 +23,7 @@ from kvscope.monitor.questions.engines import engine_view
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.loop_watchdog import LoopWatchdog, notify_systemd
+from tests.waiting import PATIENCE_S
 
 ENGINE = "lab@127.0.0.1:0/0"
 OTHER = "other@127.0.0.1:0/0"
@@ -182,7 +183,7 @@ def test_systemd_is_notified_while_the_loops_turn_and_not_when_one_hangs(
         watchdog.look()
         assert received() == [b"WATCHDOG=1"]
         watchdog.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         messages: list[bytes] = []
         while messages.count(b"WATCHDOG=1") < 2:
             assert time.monotonic() < deadline

@@ -13,7 +13,8 @@ import httpx2
 import pytest
 
 from tests.base.installing import install, on_path
-from tests.test_service import receiver, until
+from tests.test_service import receiver
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ import httpx2
 import pytest
 import yaml
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "dashboards" / "prometheus"
 TOKEN = "a token of this test"
@@ -64,7 +66,7 @@ def running(
                 process.wait()
 
 
-def until(ready: Callable[[], Any], what: str, needs: subprocess.Popen[bytes], seconds: float = 60.0) -> Any:
+def until(ready: Callable[[], Any], what: str, needs: subprocess.Popen[bytes], seconds: float = PATIENCE_S) -> Any:
     """The first true answer of `ready`; an assertion that says `what` if none comes in time or `needs` has ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and needs.poll() is None:

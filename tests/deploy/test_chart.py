@@ -45,7 +45,7 @@ from tests.fleet.identities import Authority
 from tests.fleet.nats_servers import one_server, set_up
 from tests.fleet.stored import publish
 from tests.fleet.test_fleet_fold import point_of
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

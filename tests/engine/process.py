@@ -15,8 +15,8 @@ from types import TracebackType
 
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.sources.live_stream import LiveStream
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60
 READY = re.compile(r"listening on (http://\S+?), events on (\S+), replay on (\S+)")
 
 

@@ -22,13 +22,14 @@ from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
 from tests.engine.process import EngineProcess
+from tests.waiting import PATIENCE_S
 
 QUICK = ("stuck.engine-stalled.grace_s=1", "stuck.engine-stalled.first_step_s=1")
 # Longer than three heartbeats: only then is it silence.
 SILENCE = ("stuck.engine-stalled.grace_s=4", "stuck.engine-stalled.first_step_s=4")
 
 
-def watch_until(stream: LiveStream, watch: Pipeline, done: Callable[[], object], seconds: float = 60.0) -> None:
+def watch_until(stream: LiveStream, watch: Pipeline, done: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not after {seconds} s; found {watch.findings()}"

@@ -15,7 +15,7 @@ from kvscope.monitor.fleet.lease_table import AGENT_LEASE_S, RETURN_S
 from tests.fleet.fleet_checks import FleetJudge
 from tests.fleet.fleet_lab import FleetLab, Service, wait_moved
 from tests.fleet.nats_servers import NatsServer
-from tests.test_service import until
+from tests.waiting import until
 
 BRIEF_S = (2.0, 8.0)
 """Shorter than a lease: nothing may move."""

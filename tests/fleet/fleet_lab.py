@@ -23,7 +23,7 @@ from tests.fleet.cut_links import Machine, Machines
 from tests.fleet.identities import Authority
 from tests.fleet.nats_servers import NatsServer, bus_config_of, need_nats, set_up, three_servers
 from tests.fleet.stoppable import StoppableProgram
-from tests.test_service import until
+from tests.waiting import until
 
 MONITOR = str(Path(sys.executable).parent / "monitor")
 LEAK_CODE = "leak.finished-held"
@@ -184,7 +184,7 @@ def running_fleet(
             lab.hubs.append(Service("hub", folder, f"hub-{number}", flags, machine))
             stack.callback(lab.hubs[-1].end)
         names = {chaos_engine_name(number) for number in range(engines)}
-        until(lambda: lab.owners().keys() == names, "every engine is on the bus", 240)
+        until(lambda: lab.owners().keys() == names, "every engine is on the bus")
         yield lab
 
 
@@ -231,5 +231,5 @@ def wait_moved(lab: FleetLab, engines: set[str], fault_ns: int, away: str) -> fl
         now = lab.owners(fault_ns)
         return all(now.get(engine, away) != away for engine in engines)
 
-    until(moved, f"other agents describe what {away} had", 90)
+    until(moved, f"other agents describe what {away} had")
     return (time.time_ns() - fault_ns) / 1e9

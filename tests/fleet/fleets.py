@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kvscope.monitor.fleet.bus_config import BusConfig
 from kvscope.monitor.service.hub_server import Hub, HubConfig
-from tests.test_service import until
+from tests.waiting import until
 
 
 @contextmanager

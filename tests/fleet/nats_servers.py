@@ -22,7 +22,7 @@ from kvscope.monitor.fleet.bus_streams import make_streams
 from kvscope.monitor.fleet.bus_subjects import events_stream, subjects_of
 from tests.dashboards.programs import free_port
 from tests.fleet.stoppable import StoppableProgram
-from tests.test_service import until
+from tests.waiting import until
 
 Result = TypeVar("Result")
 BINARY = Path(sys.executable).parent / "nats-server"

@@ -28,7 +28,7 @@ from tests.fleet.fleets import hub_of
 from tests.fleet.nats_servers import bus_config_of, one_server, set_up
 from tests.fleet.stored import publish, stored
 from tests.fleet.test_fleet_fold import fired, point_of, resolved
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -25,7 +25,7 @@ from kvscope.monitor.fleet.bus_thread import BusThread
 from kvscope.monitor.fleet.fleet_link import FleetLink
 from kvscope.monitor.questions.pipeline import Pipeline
 from tests.fleet.nats_servers import NatsServer, bus_config_of, one_server, set_up, with_client
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

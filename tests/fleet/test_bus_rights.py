@@ -45,7 +45,7 @@ from tests.fleet.nats_servers import NatsServer, bus_config_of, one_server, set_
 from tests.fleet.stored import publish, subject_about
 from tests.fleet.test_fleet_fold import fired, point_of, resolved
 from tests.fleet.test_nats_streams import seed_file, user
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -17,8 +17,9 @@ import pytest
 from kvscope.monitor.service.service import ServiceConfig
 from kvscope.monitor.terminal.cli import main
 from tests.fleet.nats_servers import bus_config_of, one_server, set_up, stored_findings
-from tests.test_service import process, until
+from tests.test_service import process
 from tests.test_source_set import LEAK, leaking, running
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

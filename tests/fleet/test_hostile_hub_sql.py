@@ -17,8 +17,9 @@ from tests.history.hostile_asking import ANSWER_BYTES
 from tests.history.hostile_sql import COPIES, ENDLESS, HOSTILE, LARGE, aimed, fingerprint
 from tests.history.test_hostile_sql import GROWTH_BYTES
 from tests.history.test_hostile_sql import data as data
-from tests.test_service import process, until
+from tests.test_service import process
 from tests.test_source_set import leaking
+from tests.waiting import until
 
 HUB_WAITS_S = 20.0
 THROUGH_A_HUB = (*COPIES[:10], *LARGE[:8], ENDLESS[0])
@@ -58,13 +59,13 @@ def test_no_statement_does_harm_through_a_hub(data: Path, tmp_path: Path, statem
             process("kvscope.monitor", "hub", *nats) as hub,
             httpx2.Client(base_url=serving(hub), trust_env=False, timeout=60) as client,
         ):
-            until(lambda: client.get("/api/engines").json(), "an engine at the hub", 60)
+            until(lambda: client.get("/api/engines").json(), "an engine at the hub")
             name = client.get("/api/engines").json()[0]["engine"]
 
             def ask(statement: str) -> httpx2.Response:
                 return client.post("/api/sql", json={"engine": name, "query": statement})
 
-            until(lambda: ask("SELECT 1 AS one FROM events LIMIT 1").status_code == 200, "an answer", 60)
+            until(lambda: ask("SELECT 1 AS one FROM events LIMIT 1").status_code == 200, "an answer")
             time.sleep(2)
             before = fingerprint(kept / "history" / "of.another.run")
             processes = [psutil.Process(run.pid) for run in (agent, hub)]

@@ -21,8 +21,9 @@ from kvscope.monitor.service.hub_server import Hub, _with_threads
 from kvscope.monitor.service.service import Service, ServiceConfig
 from tests.fleet.fleets import hub_of
 from tests.fleet.nats_servers import NatsServer, bus_config_of, one_server, set_up
-from tests.test_service import process, until
+from tests.test_service import process
 from tests.test_source_set import LEAK, leaking, running
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -46,7 +47,7 @@ def watched(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with leaking(path) as engine:
         config = ServiceConfig(events=(engine.target,), bus=bus, settings=settings, data=path / "data")
         with running(config) as service, hub_of(bus_config_of([server], "hub-1")) as hub:
-            until(lambda: any(each.findings for each in hub.query.engines()), "a finding at the hub", 60)
+            until(lambda: any(each.findings for each in hub.query.engines()), "a finding at the hub")
             assert service.bus is not None
             for pool in (service.bus._answers._threads, hub.query._threads):
                 start_all(pool)  # so that no test leaves one behind

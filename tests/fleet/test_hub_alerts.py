@@ -30,7 +30,8 @@ from tests.finding_transitions import AlertMessages
 from tests.fleet import stored
 from tests.fleet.fleets import hub_of
 from tests.fleet.nats_servers import NatsServer, bus_config_of, one_server, set_up
-from tests.test_service import process, receiver, until
+from tests.test_service import process, receiver
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

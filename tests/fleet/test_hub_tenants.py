@@ -23,8 +23,8 @@ from kvscope.monitor.service.service import ServiceConfig
 from tests.fleet.fleets import hub_of
 from tests.fleet.nats_servers import bus_config_of, one_server, set_up, with_client
 from tests.fleet.test_nats_streams import seed_file, user
-from tests.test_service import until
 from tests.test_source_set import leaking, running
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -19,7 +19,7 @@ from kvscope.monitor.questions.pipeline import Pipeline
 from tests.finding_transitions import AlertMessages
 from tests.fleet.identities import Authority, Operator, server_tls
 from tests.fleet.nats_servers import NatsServer, one_server, set_up, stored_findings
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -15,7 +15,7 @@ from kvscope.monitor.fleet.open_findings import LeftBehind, left_behind
 from kvscope.monitor.questions.pipeline import Pipeline
 from tests.finding_transitions import ENGINE, AlertMessages
 from tests.fleet.nats_servers import bus_config_of, one_server, set_up, stored_findings, with_client
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -36,7 +36,7 @@ from tests.fleet.nats_servers import (
     three_servers,
     with_client,
 )
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -27,7 +27,7 @@ from tests.dashboards.programs import running
 from tests.finding_transitions import AlertMessages
 from tests.fleet.fleet_lab import Service, agent_of, assert_each_once, fold_of, owners, reading
 from tests.fleet.nats_servers import NatsServer, bus_config_of, set_up, stored_findings, three_servers
-from tests.test_service import until
+from tests.waiting import until
 
 # nats-py leaves the writer of a connection that it lost to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -91,7 +91,7 @@ def two_agents(config: BusConfig, folder: Path) -> Iterator[tuple[FleetReader, S
         for agent in agents:
             stack.callback(agent.end)
         reader = stack.enter_context(reading(config))
-        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus", 90)
+        until(lambda: all_leak(reader) and len(owners(reader)) == ENGINES, "every engine has its leak on the bus")
         before = owners(reader)
         first, other = agents if agents[0].name in before.values() else reversed(agents)
         yield reader, first, other, {engine for engine, owner in before.items() if owner == first.name}
@@ -107,7 +107,7 @@ def test_a_dead_agents_engines_move_and_no_finding_fires_or_is_resolved(
         opened = {each.transition.id for each in stored_findings(config)}
         dead.kill()
         killed_s, killed_ns = time.monotonic(), time.time_ns()
-        until(lambda: moving <= owners(reader, killed_ns).keys(), "another agent describes its engines", 60)
+        until(lambda: moving <= owners(reader, killed_ns).keys(), "another agent describes its engines")
         took_s = time.monotonic() - killed_s
         print(f"{len(moving)} engines moved in {took_s:.1f} s")
         assert took_s < AGENT_LEASE_S + 10
@@ -186,7 +186,7 @@ def test_an_agent_that_was_stopped_gives_its_engines_up_when_it_wakes(
     with two_agents(config, tmp_path) as (reader, stopped, heir, moving):
         stopped_ns = time.time_ns()
         os.kill(stopped.process.pid, signal.SIGSTOP)
-        until(lambda: moving <= owners(reader, stopped_ns).keys(), "another agent describes its engines", 60)
+        until(lambda: moving <= owners(reader, stopped_ns).keys(), "another agent describes its engines")
         os.kill(stopped.process.pid, signal.SIGCONT)
         until(lambda: leases_of(stopped) == 0, "it holds no lease any more")
         awake_ns = time.time_ns()

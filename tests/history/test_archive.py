@@ -32,6 +32,7 @@ from tests.history.object_store import BUCKET, ENVIRONMENT, object_store
 from tests.history.queried import asked, rows_of
 from tests.history.recorded import worked
 from tests.history.test_kept_samples import kept_in
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("archive_runtime")
 
@@ -275,13 +276,6 @@ def test_an_archive_that_fails_is_reported_and_catches_up(tmp_path: Path, lab: L
         assert archiver.problem() == ""
     finally:
         archiver.stop()
-
-
-def until(holds: Any, seconds: float = 30.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end_s, "it does not come about"
-        time.sleep(0.02)
 
 
 def test_a_segment_that_waits_too_long_is_behind(tmp_path: Path, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from kvscope.monitor.service.service import ARCHIVE_WORKER, Service, ServiceConf
 from kvscope.monitor.terminal.cli import main
 from tests.history.archived import kept
 from tests.history.recorded import worked
-from tests.receiving import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("archive_runtime")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,10 @@ from kvscope.monitor.contract.kinds import Kind
 from kvscope.monitor.contract.wire import Batch, decode
 from kvscope.monitor.outputs.alerting.alert_store import AlertStore
 from kvscope.monitor.sources.live_stream import LiveStream
+from tests.waiting import PATIENCE_S, until
 from tests.web.parts import Engine, service
 
 BLIND = "blind.reader-failed"
-
-
-def until(done: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := done()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
 
 
 def kinds_in(directory: Path) -> set[Kind]:
@@ -119,7 +111,7 @@ def test_the_first_batches_of_a_new_epoch_are_received(tmp_path: Path, followed:
 
     def take(stream: LiveStream, count: int) -> int:
         before = len(seen)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while len(seen) - before < count:
             assert time.monotonic() < deadline
             batches = [frame for frame in stream.poll(0.1) if isinstance(frame, Batch) and frame.sequence >= 0]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from kvscope.monitor.sources.live_stream import EARLY_BATCHES, OBSERVE_NS, LiveS
 from kvscope.monitor.sources.recording import Recording
 from tests.history.queried import tuples_of
 from tests.history.recorded import ledger_state, worked, write
+from tests.waiting import until
 
 ENGINE = "lab@127.0.0.1:0/0"
 KILLS = 2
@@ -44,13 +45,6 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         started.kill()
         started.communicate()
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def kept(data: Path) -> list[Batch]:

@@ -29,6 +29,7 @@ from kvscope.monitor.sources.source import SourceError
 from kvscope.monitor.terminal.cli import main
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.state_dump import comparable
+from tests.waiting import PATIENCE_S
 
 
 def quiet() -> Console:
@@ -62,7 +63,7 @@ def interrupt_when(done: Callable[[], bool]) -> threading.Thread:
     """Ctrl-C to the main thread, once it is done."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not done() and time.monotonic() < deadline:
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

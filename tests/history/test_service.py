@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +20,7 @@ from kvscope.monitor.sources.recording import Recording
 from kvscope.monitor.terminal.cli import main
 from tests.detectors.scenes import ENGINE, finished_held
 from tests.history.recorded import write
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.waiting import until
 
 
 def test_a_recording_is_shown_to_its_end_and_at_any_moment(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from kvscope.lab.stepped_recordings import recording_of
 from kvscope.monitor.history.sql_query import SqlSource
 from kvscope.monitor.terminal.cli import main
 from tests.history.queried import asked
+from tests.waiting import PATIENCE_S
 
 ENDLESS = "SELECT count(*) FROM range(3000000) AS a, range(3000000) AS b WHERE a.range * b.range = 7"
 STARTED_S = 2.0
@@ -50,7 +51,7 @@ def test_the_process_ends_with_the_command_and_leaves_nothing(recording: Path, t
         stderr=subprocess.PIPE,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not (children := psutil.Process(command.pid).children()) or children[0].cpu_times().user < STARTED_S:
             assert time.monotonic() < deadline
             time.sleep(0.05)

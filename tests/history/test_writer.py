@@ -28,6 +28,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.ledger_records import BATCH_OVERHEAD
 from kvscope.monitor.sources.live_stream import Received
 from tests.history.recorded import folded, ledger_state, worked
+from tests.waiting import PATIENCE_S
 
 AT_ONCE = 3
 """Frames that a reader takes in one go."""
@@ -268,7 +269,7 @@ def test_what_a_crash_left_half_done_is_done(tmp_path: Path, monkeypatch: pytest
 
 
 def wait_until_closed(directory: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while journal.journal_segments(directory):
         assert time.monotonic() < deadline
         time.sleep(0.01)

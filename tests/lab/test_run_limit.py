@@ -13,7 +13,7 @@ from kvscope.lab.accuracy import accuracy_of
 from kvscope.lab.drain_limits import NotFinished
 from kvscope.lab.trial import limited_to, run_trial
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class Finalized:

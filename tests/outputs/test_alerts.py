@@ -25,7 +25,8 @@ from kvscope.monitor.outputs.alerting.alerting import Alerts, AlertsConfig, NoSu
 from kvscope.monitor.outputs.alerting.message import Message, alerted_finding, message_id
 from kvscope.monitor.outputs.alerting.receivers import BadReceiver, is_public, receiver_of
 from tests.finding_transitions import AlertMessages, graver, leak
-from tests.receiving import PATH, Answer, Server, until
+from tests.receiving import PATH, Answer, Server
+from tests.waiting import until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8G"
 SOON = (0, 0.01, 0.01, 0.01, 0.01)

@@ -13,8 +13,9 @@ from kvscope.monitor.terminal.cli import main
 from kvscope.monitor.terminal.commands.alerts import AlertsClient
 from kvscope.monitor.terminal.report import CANNOT_TELL, FINDINGS, NOTHING, USAGE
 from tests.finding_transitions import AlertMessages
-from tests.receiving import PATH, Server, until
+from tests.receiving import PATH, Server
 from tests.test_api import served
+from tests.waiting import until
 
 TOKEN = "a-token"
 

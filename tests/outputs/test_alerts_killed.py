@@ -23,7 +23,8 @@ import pytest
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.outputs.alerting.outbox import FIRES
 from kvscope.monitor.probes.publisher import Publisher
-from tests.receiving import Got, Server, until
+from tests.receiving import Got, Server
+from tests.waiting import until
 
 LOOK_AGAIN_S = 8.0
 """Long enough for a service to start and to hear an engine on a busy machine."""
@@ -112,7 +113,7 @@ def live(engine: Engine, receiver: Receiver, episodes: int, seed: int) -> None:
             time.sleep(rng.uniform(0, LOOK_AGAIN_S))
             engine.deaf = deaf
             wanted = 2 * episode + (1 if deaf else 2)
-            until(lambda wanted=wanted: len(receiver.reported(engine.name)) >= wanted, 300)  # type: ignore[misc]
+            until(lambda wanted=wanted: len(receiver.reported(engine.name)) >= wanted)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

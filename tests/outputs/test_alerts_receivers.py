@@ -18,7 +18,8 @@ from standardwebhooks.webhooks import Webhook
 from kvscope.monitor.outputs.alerting.alerting import Alerts, AlertsConfig
 from tests.dashboards.programs import free_port
 from tests.finding_transitions import ENGINE, AlertMessages
-from tests.receiving import PagerDuty, Server, slack, until
+from tests.receiving import PagerDuty, Server, slack
+from tests.waiting import until
 
 KEY = "0123456789abcdef0123456789abcdef"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8G"
@@ -200,7 +201,7 @@ def alertmanager(tmp_path: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]
         return found
 
     try:
-        until(is_ready, 60)
+        until(is_ready)
         alerts.url = f"alertmanager+http://{address}"  # type: ignore[attr-defined]
         yield alerts
     finally:

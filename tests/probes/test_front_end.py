@@ -30,6 +30,7 @@ from kvscope.monitor.probes.vllm.front_end_inbox import (
     front_end_endpoint,
     remove_stale_inboxes,
 )
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("real_parts")
 
@@ -66,7 +67,7 @@ class Joined:
             self.ledger.apply(decode(encode(batch)))
 
     def drain_until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline
             self.drain()

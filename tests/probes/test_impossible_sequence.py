@@ -16,7 +16,7 @@ from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.source_reader import SourceReader
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.published import ENGINE, published, run
-from tests.test_reader_supervision import until
+from tests.waiting import until
 
 AHEAD = (1 << 61, 10_000)
 
@@ -30,17 +30,17 @@ def test_a_stream_is_in_step_again_after_a_batch_that_its_engine_never_made(tmp_
         reader = SourceReader(source, pipeline)
         reader.start()
         try:
-            until(lambda: pipeline.fleet.engines.get(ENGINE) and reader.view().in_step, 20)
+            until(lambda: pipeline.fleet.engines.get(ENGINE) and reader.view().in_step)
             run(lab, 20)
             last = pipeline.fleet.engines[ENGINE].recent[-1]
             assert isinstance(last, Batch)
             forged = msgspec.structs.replace(last, sequence=last.sequence + ahead)
             publisher._pub.send_multipart([ENGINE.encode(), encode(forged)])
-            until(lambda: reader.view().bad_frames == 1, 10)
-            until(lambda: reader.view().in_step, 10)
+            until(lambda: reader.view().bad_frames == 1)
+            until(lambda: reader.view().in_step)
             reached = pipeline.fleet.engines[ENGINE].sequence
             run(lab, 20)
-            until(lambda: pipeline.fleet.engines[ENGINE].sequence > reached, 10)
+            until(lambda: pipeline.fleet.engines[ENGINE].sequence > reached)
             assert pipeline.fleet.engines[ENGINE].sequence < forged.sequence
             assert not pipeline.fleet.engines[ENGINE].losses
         finally:

@@ -16,6 +16,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.service.memory_budget import UNREAD_BYTES, resident_bytes
 from kvscope.monitor.sources.live_stream import LISTEN_NS, LiveStream
 from tests.probes.published import ENGINE, published
+from tests.waiting import PATIENCE_S
 
 SENT = 1_500
 OTHER_BYTES = 2 << 20
@@ -54,7 +55,7 @@ def test_a_reader_that_was_behind_gets_every_batch_from_the_engines_ring(tmp_pat
     with published(lab, tmp_path) as publisher:
         stream, ledger = LiveStream(publisher.events_endpoint, publisher.replay_endpoint), EngineLedger(ENGINE)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while not stream.in_step:
                 for received in stream.receive(0.02):
                     ledger.apply(received.frame)
@@ -98,7 +99,7 @@ def test_a_pause_of_the_reader_is_no_silence_of_the_engine(tmp_path: Path) -> No
     with published(lab, tmp_path) as publisher:
         stream = LiveStream(publisher.events_endpoint, publisher.replay_endpoint, clock)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while not (observes(stream) and stream.in_step):
                 assert time.monotonic() < deadline
             publisher.close()  # it is silent from here on

@@ -27,6 +27,7 @@ from kvscope.monitor.probes.replay_server import (
     encode_question,
 )
 from tests.probes.published import published, run
+from tests.waiting import PATIENCE_S, until
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def client(publisher: Publisher, **options: int) -> Iterator[zmq.Socket[bytes]]:
 
 
 def answered(
-    dealer: zmq.Socket[bytes], question: ReplayQuestion, timeout_s: float = 20.0
+    dealer: zmq.Socket[bytes], question: ReplayQuestion, timeout_s: float = PATIENCE_S
 ) -> tuple[Replay, list[bytes]]:
     """As a reader does: ask again after a second."""
     deadline = time.monotonic() + timeout_s
@@ -53,14 +54,6 @@ def answered(
             header, *frames = dealer.recv_multipart()
             return msgspec.msgpack.decode(header, type=Replay), frames
     raise AssertionError(f"no answer to {question} within {timeout_s} s")
-
-
-def until(done: object, timeout_s: float = 20.0) -> None:
-    assert callable(done)
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_client_that_asks_and_never_reads_is_made_few_keyframes(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kvscope.monitor.probes.vllm.blocks_needed import BlocksNeeded
 from kvscope.monitor.probes.vllm.front_end_hooks import FrontEndReporter
 from kvscope.monitor.probes.vllm.table_reader import CHECKS
 from tests.probes.stand_in import Probed, group, request, scheduler, with_vllm
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_requests_that_the_front_end_has_received_count_in_it_before_they_arrive
     probed = Probed(scheduler())
     probed.probe.join_front_end(f"ipc://{tmp_path / 'inbox'}")
     front_end.received(SimpleNamespace(request_id="a", prompt_token_ids=[1]))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not probed.probe.vitals().front_end_in_flight:
         assert time.monotonic() < deadline
         probed.probe.check_front_end()

@@ -34,6 +34,7 @@ from kvscope.monitor.sources.live_stream import LiveStream
 from kvscope.monitor.sources.recording import Recording
 from tests.probes.published import ENGINE, published, run
 from tests.state_dump import FIELDS, comparable
+from tests.waiting import PATIENCE_S
 
 HEARTBEAT, AUDIT_CYCLES, AUDITED_NS, PLACES = (
     FIELDS.index(name) for name in ("heartbeat", "audit_cycles", "audited_ns", "places")
@@ -50,7 +51,9 @@ def reading(events: str, replay: str) -> Iterator[tuple[LiveStream, EngineLedger
         stream.close()
 
 
-def read_until(stream: LiveStream, ledger: EngineLedger, done: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def read_until(
+    stream: LiveStream, ledger: EngineLedger, done: Callable[[], bool], timeout_s: float = PATIENCE_S
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline, f"not done after {timeout_s} s: at {ledger.position()}, {ledger.losses}"
@@ -312,7 +315,7 @@ def test_a_newer_engine_is_refused_with_a_message(tmp_path: Path) -> None:
         stream = LiveStream(f"ipc://{tmp_path}/new")
         try:
             refused = None
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + PATIENCE_S
             while refused is None and time.monotonic() < deadline:
                 pub.send_multipart([b"lab", bytes(payload)])
                 try:

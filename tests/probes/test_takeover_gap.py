@@ -21,6 +21,7 @@ from kvscope.monitor.sources.live_stream import LiveStream
 from tests.probes.published import ENGINE, published, run
 from tests.probes.test_stream import same_state
 from tests.state_dump import FIELDS, comparable
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -62,7 +63,7 @@ class TakingOver:
                 self.ledger.apply(frame)
 
     def read_until(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not done():
             assert time.monotonic() < deadline, self.standing()
             self.read()

@@ -18,7 +18,8 @@ from kvscope.lab.recorded_pages import page, rows, served
 from kvscope.monitor.outputs.alerting.alerting import Alerts, AlertsConfig
 from kvscope.monitor.outputs.alerting.receivers import BadReceiver
 from tests.finding_transitions import ENGINE, AlertMessages
-from tests.test_service import process, receiver, until
+from tests.test_service import process, receiver
+from tests.waiting import until
 
 
 @contextmanager

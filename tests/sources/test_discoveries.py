@@ -17,8 +17,9 @@ from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.sources.discovery_config import discovery_of
 from tests.service.test_reload import service, targets, written
 from tests.sources.test_finders import answering
-from tests.test_service import process, until
+from tests.test_service import process
 from tests.test_source_set import running
+from tests.waiting import until
 
 A, B = "http://a.test:1/metrics", "http://b.test:2/metrics"
 

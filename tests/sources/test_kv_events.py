@@ -23,6 +23,7 @@ from kvscope.monitor.sources.kv_event_stream import (
     kv_endpoint_at,
 )
 from kvscope.monitor.sources.targets import SOURCES_PATH
+from tests.waiting import PATIENCE_S
 
 RECORDED = recorded("kv-events")
 WHAT = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
@@ -49,7 +50,7 @@ def came(records: Sequence[KvEvents]) -> list[tuple[int, list[tuple[Any, ...]]]]
 def until(stream: KvEventStream, enough: Callable[[list[KvEvents]], bool]) -> list[KvEvents]:
     """What the stream says until that holds; a test that waits for ever fails."""
     records: list[KvEvents] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while not enough(records):
         assert time.monotonic() < deadline, f"{len(records)} batches came"
         records += stream.poll(0.05)
@@ -58,7 +59,7 @@ def until(stream: KvEventStream, enough: Callable[[list[KvEvents]], bool]) -> li
 
 def listening(publisher: KvPublisher, stream: KvEventStream) -> list[KvEvents]:
     """What came until a first published message did: a subscription takes a moment."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     records: list[KvEvents] = []
     while not stream.bad_messages:
         assert time.monotonic() < deadline

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -19,16 +18,10 @@ from kvscope.monitor.sources.log_file import GrowingLog
 from kvscope.monitor.sources.source import LOOK_BACK_S
 from kvscope.monitor.terminal.watch_mode import open_live
 from tests.terminal.test_kv_events import going_on
+from tests.waiting import until
 
 LINES = gzip.decompress(Path("tests/data/never-freed.log.gz").read_bytes()).decode().splitlines(keepends=True)
 LATEST = [index for index, line in enumerate(LINES) if "Avg prompt" in line][-5]
-
-
-def until(done: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.terminal.test_doctor import doctor_json
+from tests.waiting import PATIENCE_S
 from tests.web.parts import Engine
 
 AT_ONCE = ("--set", "stuck.engine-stalled.grace_s=1", "--set", "stuck.rank-diverged.after_s=0.5")
@@ -22,7 +23,7 @@ def test_a_rank_that_stands_still_beside_one_that_goes_on(capsys: pytest.Capture
         go_on = threading.Event()
         other.soon(lambda: (other.lab.arrive(40, max_tokens=400), go_on.wait()))
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while other.lab.vitals().running + other.lab.vitals().waiting == 0:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

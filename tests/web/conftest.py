@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.waiting import PATIENCE_S
 from tests.web.parts import LEAK, Engine, service
 
-expect.set_options(timeout=30_000)
+PATIENCE_MS = 1e3 * PATIENCE_S
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -27,5 +29,6 @@ def leaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE_MS)
     yield context.new_page()
     context.close()

@@ -14,6 +14,7 @@ from kvscope.lab.recorded_pages import page as metrics_page
 from kvscope.lab.recorded_pages import rows, served
 from tests.base.installing import install, on_path
 from tests.receiving import Server
+from tests.waiting import PATIENCE_S
 from tests.web.parts import service
 
 CODE = "acme.long-queue"
@@ -35,7 +36,7 @@ def test_from_a_plugins_finding_to_an_alert(page: Page, tmp_path: Path, monkeypa
                 (finding,) = [one for one in client.get("/api/findings").json() if one["code"] == CODE]
                 assert f'code="{CODE}"' in client.get("/metrics").text
                 assert client.get("/" + finding["runbook"]).text.startswith(f"# {CODE}")
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while not any(CODE in got.body for got in receiver.taken):
                 assert time.monotonic() < deadline, "no alert"
                 time.sleep(0.05)

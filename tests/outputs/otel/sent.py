@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -41,13 +40,6 @@ def sending(url: str, scene: Observer, sample: float = 1.0, pace: Pace = QUICK) 
     finally:
         scene.watch.feed = feed  # type: ignore[method-assign]
         outlet.close()
-
-
-def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def busy(scene: Watched) -> Watched:

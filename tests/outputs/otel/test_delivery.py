@@ -19,7 +19,8 @@ from kvscope.monitor.outputs.prometheus import WatchCollector
 from kvscope.monitor.questions.pipeline import EndedRequest
 from tests.detectors.scenes import Watched
 from tests.outputs.otel.receiver import GrpcReceiver, Receiver, receiving
-from tests.outputs.otel.sent import busy, long_prefill, roots, sending, until
+from tests.outputs.otel.sent import busy, long_prefill, roots, sending
+from tests.waiting import until
 
 
 def test_what_a_receiver_misses_while_it_is_down_arrives_when_it_is_back(
