@@ -44,7 +44,7 @@ def client() -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture
-def browser() -> Iterator[httpx2.Client]:
+def visitor() -> Iterator[httpx2.Client]:
     with httpx2.Client(trust_env=False, headers=PAGE_LOAD) as client:
         yield client
 
@@ -146,8 +146,8 @@ def test_every_answer_confines_what_a_browser_does_with_it(address: str, path: s
     assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def test_the_token_in_an_address_becomes_a_session_and_leaves_it(guarded: str, browser: httpx2.Client) -> None:
-    first = browser.get(guarded, params={"token": TOKEN, "engine": "a b"})
+def test_the_token_in_an_address_becomes_a_session_and_leaves_it(guarded: str, visitor: httpx2.Client) -> None:
+    first = visitor.get(guarded, params={"token": TOKEN, "engine": "a b"})
     assert (first.status_code, first.headers["location"]) == (303, "/?engine=a+b")
     (cookie,) = SimpleCookie(first.headers["set-cookie"]).values()
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
@@ -155,16 +155,16 @@ def test_the_token_in_an_address_becomes_a_session_and_leaves_it(guarded: str, b
     assert not cookie["secure"]
     assert TOKEN not in cookie.value
     assert len(cookie.value) >= 32
-    assert browser.get(f"{guarded}/api/engines").status_code == 200
+    assert visitor.get(f"{guarded}/api/engines").status_code == 200
     assert httpx2.get(f"{guarded}/api/engines", cookies={cookie.key: TOKEN}, trust_env=False).status_code == 401
     again = httpx2.get(guarded, params={"token": TOKEN}, headers=PAGE_LOAD, trust_env=False)
     (other,) = SimpleCookie(again.headers["set-cookie"]).values()
     assert other.value != cookie.value
 
 
-def test_behind_tls_the_cookie_is_for_tls_alone(guarded: str, browser: httpx2.Client) -> None:
+def test_behind_tls_the_cookie_is_for_tls_alone(guarded: str, visitor: httpx2.Client) -> None:
     proxied = {"x-forwarded-proto": "https", "host": "kv.example"}
-    answer = browser.get(guarded, params={"token": TOKEN}, headers=proxied)
+    answer = visitor.get(guarded, params={"token": TOKEN}, headers=proxied)
     (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
     assert cookie["secure"]
     assert answer.headers["location"] == "/"
