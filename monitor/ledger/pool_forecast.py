@@ -78,6 +78,13 @@ class IdleFloors:
 
 FEWEST_LOSSES: Final = 4
 """With fewer, the intervals between them do not show how much these vary."""
+MANY_LOSSES: Final = 10
+LEAST_GROWTH_S: Final = 300.0
+"""With fewer losses than these, they must span so long: what a burst of load takes in minutes is no trend."""
+LONGEST_GAP: Final = 4.0
+"""Times the mean interval between losses: one in 50 random intervals is as long, so a longer one is the end of them."""
+SOONEST_S: Final = 60.0
+"""A pool that is full sooner is full now, for whoever reads it: nobody acts within a minute."""
 MOST_WINDOWS: Final = 16
 MOST_POINTS: Final = 600
 """Bound on points of the recent past: more would not change a forecast."""
@@ -104,8 +111,8 @@ class PoolForecast(msgspec.Struct, frozen=True):
 
 
 def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> PoolForecast | None:
-    """Return when blocks that do not return fill `room`, or None where they are too few, have stopped, or come so
-    unevenly that the moment is uncertain by a factor of more than `WIDEST`.
+    """Return when blocks that do not return fill `room`, or None where they are too few, have stopped, fill it within a
+    minute or between two points, or come so unevenly that the moment is uncertain by a factor of more than `WIDEST`.
 
     times_s, held: how many blocks were held without a living request, in the order of time. The last point is now.
     """
@@ -117,12 +124,13 @@ def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> P
     settled_s = now_s - UNSETTLED_SHARE * (now_s - began_s)
     seen = [(at_s, blocks) for at_s, blocks in zip(times_s[first:], lost[first:], strict=True) if at_s <= settled_s]
     losses = sum(after > before for (_, before), (_, after) in pairwise(seen))
-    if losses < FEWEST_LOSSES:
+    if losses < FEWEST_LOSSES or (losses < MANY_LOSSES and now_s - began_s < LEAST_GROWTH_S):
         return None
+    last_s = next(times_s[at] for at in range(len(lost) - 1, 0, -1) if lost[at] > lost[at - 1])
+    if now_s - last_s > LONGEST_GAP * (last_s - began_s) / losses:
+        return None  # it has stopped
     count = min(losses, MOST_WINDOWS)
     taken = _by_window(seen, began_s, settled_s, count)
-    if not any(taken[-max(1, count // 4) :]):
-        return None  # it has stopped
     mean = sum(taken) / count
     spread = math.sqrt(sum((one - mean) ** 2 for one in taken) / (count - 1)) / mean
     left = max(room - seen[-1][1], 0)
@@ -134,6 +142,8 @@ def forecast_full(times_s: Sequence[float], held: Sequence[int], room: int) -> P
     rate = sum(taken) / (settled_s - began_s)
     takes_s, since_s = left / rate, now_s - settled_s
     full, earliest, latest = (max(one - since_s, 0.0) for one in (takes_s, takes_s / factor, takes_s * factor))
+    if full < max(SOONEST_S, now_s - times_s[-2]):
+        return None
     return PoolForecast(round(full, 1), round(earliest, 1), round(latest, 1), round(rate, 6))
 
 

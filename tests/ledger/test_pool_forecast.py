@@ -69,6 +69,28 @@ def test_a_leak_that_has_stopped_has_no_forecast_and_one_of_three_losses_neither
     assert forecast_full(times, [n // 60 * 10 for n in range(200)], 1_000) is None
 
 
+def test_a_few_losses_in_minutes_are_no_trend_yet() -> None:
+    """Six losses: of a burst that takes them within two minutes, or of a leak in ten."""
+    for every_s, is_forecast in ((20, False), (100, True)):
+        times = [float(n * every_s / 20) for n in range(141)]
+        forecast = forecast_full(times, [10 * (n // 20) for n in range(141)], 1_000)
+        assert (forecast is not None) is is_forecast, every_s
+
+
+def test_a_line_that_has_become_flat_has_no_forecast() -> None:
+    """A block a second for 100 s, and then none for 20 s: four times the usual interval would have been 4 s."""
+    times = [float(n) for n in range(120)]
+    assert forecast_full(times[:101], [min(n, 100) for n in range(101)], 1_000) is not None
+    assert forecast_full(times, [min(n, 100) for n in range(120)], 1_000) is None
+
+
+def test_a_pool_that_is_all_but_full_has_no_forecast() -> None:
+    """In seconds, or by points that are further apart than the time that is left."""
+    for room, every_s in ((250, 1), (205, 1), (190, 1), (199, 120)):
+        times = [float(n * every_s) for n in range(200)]
+        assert forecast_full(times, list(range(200)), room) is None, room
+
+
 def test_a_small_loss_long_after_a_burst_is_no_rate() -> None:
     """Twelve losses in twelve seconds, then one of a shared prefix: the pool does not fill within minutes."""
     times = [float(n) for n in range(200)]
