@@ -14,7 +14,9 @@ from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.questions.pipeline import Pipeline
 from tests.engine.process import PATIENCE_S, EngineProcess
 
-QUICK = Settings({"leak.finished-held.grace_s": 0.5, "leak.unaccounted.grace_s": 0.5})
+QUICK = Settings(
+    {"leak.finished-held.grace_s": 0.5, "leak.finished-held.unseen_times": 0, "leak.unaccounted.grace_s": 0.5}
+)
 
 
 def complete(engine: EngineProcess, name: str, max_tokens: int = 4, timeout: float = PATIENCE_S) -> None:
