@@ -18,7 +18,12 @@ from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.process import PATIENCE_S, EngineProcess
 
 pytestmark = pytest.mark.slow
-SETTINGS = ("leak.finished-held.grace_s=1", "stuck.engine-stalled.grace_s=2", "stuck.engine-stalled.first_step_s=3")
+SETTINGS = (
+    "leak.finished-held.grace_s=1",
+    "leak.finished-held.unseen_times=0",
+    "stuck.engine-stalled.grace_s=2",
+    "stuck.engine-stalled.first_step_s=3",
+)
 THEN_S = 4.0
 """Of the stream's time, in which nothing else may be found."""
 
