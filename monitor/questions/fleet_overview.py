@@ -268,7 +268,9 @@ NAMED_ENGINES: Final = 3
 
 
 def _moves(codes: Iterable[str]) -> set[str]:
-    """Return whether findings of these codes are about KV to be sent, or fetched."""
+    """Return what findings of these codes say of transfers: `send` for KV that waits to be sent, `fetch` for KV that
+    waits to be fetched.
+    """
     return {catalogue()[code].moves_kv for code in codes if code in catalogue()}
 
 

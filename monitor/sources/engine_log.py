@@ -365,7 +365,10 @@ class Log:
         )
 
     def _of_pages(self) -> Iterator[Sample]:
-        for sample in self.text_events.pages.samples(self.name, self.engine):
+        pages = self.text_events.pages
+        if pages.begun > len(pages):
+            self.notes.append(f"it has {pages.begun:,} metrics pages, of which the last {len(pages):,} are read")
+        for sample in pages.samples(self.name, self.engine):
             self._engines[sample.engine] = int(sample.engine.rpartition("/")[2])
             self.described_states += 1
             yield sample

@@ -6,6 +6,7 @@ A page's time is the last one printed above it: by `date` in its default or ISO 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Final
@@ -20,7 +21,7 @@ _SERIES: Final = re.compile(
     r" (-?\d{1,18}(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?)\s*$",
     re.ASCII,
 )
-_LABEL: Final = re.compile(r'(\w{1,60})="([^"]{0,200})"')
+LABEL: Final = re.compile(r'(\w{1,60})="([^"]{0,200})"')
 _DATE: Final = re.compile(
     r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\w{0,6},? (?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2})"
     r" (?P<time>\d\d:\d\d:\d\d) (?:UTC|GMT) (?P<year>\d{4})",
@@ -33,9 +34,11 @@ class PastedPages:
     """Pass it the lines of one text in their order, with their times, and ask for samples at the end."""
 
     def __init__(self) -> None:
-        self._pages: list[tuple[int, int | None, dict[str, ExposedFigures]]] = []
+        self._pages: deque[tuple[int, int | None, dict[str, ExposedFigures]]] = deque(maxlen=MOST_PAGES)
         self._seen: set[tuple[str, str]] = set()
         self._at_ns: int | None = None
+        self.begun = 0
+        """Pages of the text. The last MOST_PAGES of them are kept."""
 
     def line(self, number: int, text: str, at_ns: int | None) -> None:
         """Take a line. A series that the page has already begins another page."""
@@ -49,13 +52,12 @@ class PastedPages:
         if name not in FIELDS:
             return
         if not self._pages or (name, labels) in self._seen:
-            if len(self._pages) == MOST_PAGES:
-                return
             self._pages.append((number, self._at_ns, {}))
+            self.begun += 1
             self._seen.clear()
             self._at_ns = None
         self._seen.add((name, labels))
-        named = dict(_LABEL.findall(labels))
+        named = dict(LABEL.findall(labels))
         figures = self._pages[-1][2].setdefault(named.get("engine") or named.get("dp_rank") or "0", {})
         put_figure(figures, name, named, value)
 

@@ -20,7 +20,7 @@ from .exposition import FIELDS
 from .log_patterns import matched_lines
 from .log_patterns.pattern import LineFields, MatchedLine
 from .pasted_lines import PastedLine
-from .pasted_pages import PastedPages
+from .pasted_pages import LABEL, PastedPages
 from .report_phrases import stated_phrases
 
 StateReading = dict[str, float]
@@ -58,9 +58,6 @@ METRIC: Final = re.compile(
     r" {0,6}(?:was|is|=|:|->|stays at|shows|at)? {0,6}(-?\d{1,18}(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?)(?![\w:])",
     re.ASCII | re.IGNORECASE,
 )
-_LABEL: Final = re.compile(r'(\w{1,60})="([^"]{0,200})"')
-
-
 _SCHEDULER_STATS: Final = {
     "running": re.compile(rf"\bnum_running_reqs={_COUNT}", re.ASCII),
     "waiting": re.compile(rf"\bnum_waiting_reqs={_COUNT}", re.ASCII),
@@ -103,7 +100,7 @@ def metric_readings(text: str) -> Iterator[MetricReading]:
     """Yield the series in a line, as a metrics page prints them or as a sentence names them."""
     if "vllm:" in text or "sglang:" in text or "lmcache:" in text:
         for name, labels, value in METRIC.findall(text):
-            yield MetricReading(name, dict(_LABEL.findall(labels)), float(value))
+            yield MetricReading(name, dict(LABEL.findall(labels)), float(value))
 
 
 def _read(expressions: dict[str, re.Pattern[str]], text: str) -> StateReading:

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.sources.pasted_pages import MOST_PAGES
 
 PAGE = (
     "# HELP vllm:inter_token_latency_seconds Histogram of inter-token latency in seconds.",
@@ -48,6 +50,14 @@ def test_two_pages_hold_a_full_pool_unless_a_token_came_between(
 
 def test_two_pages_without_times_are_one_moment() -> None:
     assert "leak.finished-held" not in found(*page(5_000.0), *page(5_000.0))
+
+
+def test_of_very_many_pages_the_last_are_read_and_the_others_are_counted() -> None:
+    log = Log("report.txt", datetime(2026, 11, 21, tzinfo=UTC))
+    records = list(log.records(line for number in range(MOST_PAGES + 2) for line in page(number)))
+    samples = [record for record in records if isinstance(record, Sample)]
+    assert [sample.generation_tokens for sample in samples] == list(range(2, MOST_PAGES + 2))
+    assert log.notes == ["it has 1,002 metrics pages, of which the last 1,000 are read"]
 
 
 def test_the_dump_of_a_scheduler_is_a_sample() -> None:

@@ -108,12 +108,15 @@ class KvTooSmall(StreamDetector[Judgement]):
                 " computed tokens."
             ),
             change=_pool_change(ledger, concurrency),
-            missing=LOST_EVENTS
-            if state.damaged
-            else EMPTY_BLOCKS
-            if any(filled_share(ledger, one[0]) < settings(FULL_AT) for one in preemption_passes(recent))
-            else "",
+            missing=_missing(ledger, recent, settings),
         )
+
+
+def _missing(ledger: EngineLedger, recent: list[Preemption], settings: Settings) -> str:
+    if ledger.state.damaged:
+        return LOST_EVENTS
+    is_filled = all(filled_share(ledger, one[0]) >= settings(FULL_AT) for one in preemption_passes(recent))
+    return "" if is_filled else EMPTY_BLOCKS
 
 
 def _holds_text(ledger: EngineLedger, concurrency: float | None) -> str:

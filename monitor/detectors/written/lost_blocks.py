@@ -205,6 +205,10 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
+PINNED_CHANGE: Final = ("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",)
+PINNED_WONT_HELP: Final = ("A larger tier: it also fills, only later.",)
+
+
 def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield an outer tier in which every item is pinned."""
     states = [line for line in view.lines("tier_state") if number_of(line, "items")]
@@ -227,8 +231,8 @@ def pins_kept(view: WrittenView) -> Iterator[TextJudgement]:
             " lasts as long as a fetch: these are lookups whose fetch never started."
         ),
         do_now=("Restart the process that holds the tier: the pins go with it.",),
-        change=("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",),
-        wont_help=("A larger tier: it also fills, only later.",),
+        change=PINNED_CHANGE,
+        wont_help=PINNED_WONT_HELP,
         missing="how old the pins are: the same line again some minutes later, with the same items",
     )
 
@@ -257,8 +261,8 @@ def _pins_expired(view: WrittenView) -> Iterator[TextJudgement]:
             + " A fetch that is slower than the time-out would look the same."
         ),
         do_now=("Find requests that were aborted or preempted between their lookup in the tier and their fetch.",),
-        change=("Upgrade the tier (LMCache) to a release that unpins after lookups without a fetch.",),
-        wont_help=("A larger tier: it also fills, only later.",),
+        change=PINNED_CHANGE,
+        wont_help=PINNED_WONT_HELP,
         missing="which request set the pins: the tier's log at DEBUG",
     )
 
