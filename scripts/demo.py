@@ -153,6 +153,7 @@ class Watcher:
             for engine in self.query.engines():
                 used = f"{engine.usage:.0%} of the pool used" if engine.usage is not None else "pool not known yet"
                 return f"{used}, {engine.running or 0} running, {engine.waiting or 0} waiting"
+            return "the monitor has heard no engine yet"
         return "the monitor does not answer"
 
     def _say(self, finding: Any) -> None:
