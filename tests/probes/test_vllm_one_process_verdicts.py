@@ -15,9 +15,10 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.ledger.records import RequestState
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.metrics_page import MetricsPage
+from tests.probes.forked_vllm import ForkedVllm
 from tests.probes.test_vllm_verdicts import HELD, STALLED, OneProcess
 
-pytestmark = [needs_vllm, pytest.mark.slow]
+pytestmark = needs_vllm
 
 LOST_BLOCKS, NEVER_FITS, TOO_SMALL = "leak.unaccounted", "stuck.never-fits", "sizing.kv-too-small"
 INSTANT_COPIES = Settings({"leak.finished-held.unseen_times": 0})
@@ -36,8 +37,8 @@ class Incident(OneProcess):
 
 
 @pytest.fixture
-def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Incident]:
-    one = Incident(tmp_path, request.param)
+def engine(forked_vllm: ForkedVllm, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Incident]:
+    one = Incident(forked_vllm, tmp_path, request.param)
     try:
         yield one
     finally:
@@ -45,8 +46,13 @@ def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Incident]
         assert "is off after an error" not in one.log.read_text()
 
 
-def incident(event: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("engine", [event], indirect=True)
+def incident(event: str, tier: pytest.MarkDecorator = pytest.mark.slow) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("engine", [pytest.param(event, marks=tier)], indirect=True)
+
+
+def long_incident(event: str) -> pytest.MarkDecorator:
+    """One that lasts for half a minute or more, which its twin in test_vllm_bare_verdicts spends in virtual time."""
+    return incident(event, pytest.mark.prove)
 
 
 def hit_by(finding: FindingReport) -> dict[str, set[str]]:
@@ -75,7 +81,7 @@ def test_requests_that_wait_for_lost_blocks_are_effects_of_the_leak(engine: Inci
     assert engine.firing().keys() == engine.fired.keys() == {LOST_BLOCKS}
 
 
-@incident("lost_blocks_and_room")
+@long_incident("lost_blocks_and_room")
 def test_requests_that_fit_beside_lost_blocks_are_not_starved_by_them(engine: Incident) -> None:
     engine.until(LOST_BLOCKS)
     ended = engine.ready_ledger.state.totals.finished.copy()
@@ -96,7 +102,7 @@ def test_new_requests_that_a_pause_holds_back_are_no_finding(engine: Incident) -
     assert not engine.fired
 
 
-@incident("slow_early_step")
+@long_incident("slow_early_step")
 def test_an_early_step_that_is_slow_is_no_stall_in_one_process(engine: Incident) -> None:
     engine.until_ledger(lambda ledger: ledger.state.last_step > EARLY_STEPS)
     assert not engine.fired
@@ -130,7 +136,7 @@ def test_preemptions_of_a_leak_are_not_blamed_on_the_pool_nor_on_the_next_engine
     assert engine.fired.keys() <= {HELD, STALLED}
 
 
-@incident("crowd_alone")
+@long_incident("crowd_alone")
 def test_a_pool_that_is_too_small_is_found_until_the_engine_is_another(engine: Incident) -> None:
     finding = engine.until(TOO_SMALL)
     assert finding.verdict == "confirmed"
@@ -156,7 +162,7 @@ def test_blocks_under_a_lease_that_nothing_shows_are_likely_held_until_they_are_
     assert engine.fired.keys() == {HELD}
 
 
-@incident("nixl_lease_kept")
+@long_incident("nixl_lease_kept")
 def test_blocks_within_a_lease_of_the_configuration_are_no_finding_and_beyond_it_they_are(engine: Incident) -> None:
     ledger = engine.until_ledger(lambda ledger: len(ledger.state.deferrals) == 6)
     ended_ns = min(record.finished_ns for record in ledger.state.requests.values() if record.is_finished)
@@ -183,7 +189,7 @@ def test_a_prompt_that_fits_because_windows_recycle_blocks_is_no_finding_in_one_
 # ---------------------------------------------------------------- queues of requests that are ready
 
 
-@incident("full_instance")
+@long_incident("full_instance")
 def test_what_is_ready_and_waits_for_its_turn_is_no_finding(engine: Incident) -> None:
     def is_full(ledger: EngineLedger) -> bool:
         closed = {record.id for record in waiting(ledger) if record.cause == Cause.MAX_NUM_SEQS}
@@ -214,7 +220,7 @@ def test_pins_of_a_connector_hide_no_leak(engine: Incident) -> None:
     assert not engine.ready_ledger.losses
 
 
-@incident("adapters_in_use")
+@long_incident("adapters_in_use")
 def test_a_request_without_an_adapter_slot_waits_for_that_in_one_process(engine: Incident) -> None:
     def waits_for_slot(ledger: EngineLedger) -> bool:
         return [(record.id, record.cause) for record in waiting(ledger)] == [("third", Cause.LORA)]
@@ -251,7 +257,7 @@ def test_waves_are_lock_step_in_the_stream_and_on_the_metrics_page(engine: Incid
     assert engine.fired.keys() == {LOCKSTEP}
 
 
-@incident("by_priority")
+@long_incident("by_priority")
 def test_a_healthy_load_by_priority_is_no_lock_step_in_one_process(engine: Incident) -> None:
     scraped = Scraped(engine)
     engine.until_ledger(lambda ledger: ledger.state.last_step > 100)

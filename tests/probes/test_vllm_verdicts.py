@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kvscope.lab.vllm_python import PYTHON, ROOT, environment, free_ports, needs_vllm, save_model
+from kvscope.lab.vllm_python import free_ports, needs_vllm, save_model
 from kvscope.monitor.contract.kinds import EngineMode
 from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.detectors.findings import FindingReport
@@ -19,6 +18,7 @@ from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.probes.stall_capture import stack_file
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
+from tests.probes.forked_vllm import ForkedVllm
 from tests.probes.one_process_engine import GO_ON, METRICS_PORT
 
 pytestmark = [needs_vllm, pytest.mark.slow]
@@ -36,7 +36,8 @@ class OneProcess:
 
     MODULE = "tests.probes.one_process_engine"
 
-    def __init__(self, directory: Path, event: str) -> None:
+    def __init__(self, forked_vllm: ForkedVllm, directory: Path, event: str) -> None:
+        self.forked_vllm = forked_vllm
         self.events = f"tcp://127.0.0.1:{free_ports()}"
         self.metrics_port = free_ports()
         self.directory = directory
@@ -49,20 +50,14 @@ class OneProcess:
         self.start(event)
 
     def start(self, event: str) -> None:
-        more = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_PLUGINS": "",
-            "KVSCOPE_EVENTS": self.events,
-            METRICS_PORT: str(self.metrics_port),
-        }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [PYTHON, "-m", self.MODULE, str(self.directory / "model"), event],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env=environment(**more),
-            )
+        self.process = self.forked_vllm.start(
+            self.MODULE,
+            str(self.directory / "model"),
+            event,
+            log=self.log,
+            KVSCOPE_EVENTS=self.events,
+            **{METRICS_PORT: str(self.metrics_port)},
+        )
 
     def restart(self, event: str) -> None:
         """Kill the engine, and start another one at the same address."""
@@ -99,7 +94,7 @@ class OneProcess:
         deadline = time.monotonic() + PATIENCE_S
         while not seen():
             assert time.monotonic() < deadline, (self.firing(), self.log.read_text()[-3000:])
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert self.process.is_running(), self.log.read_text()[-3000:]
             self.look()
 
     def until(self, code: str) -> FindingReport:
@@ -125,8 +120,8 @@ class OneProcess:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OneProcess]:
-    one = OneProcess(tmp_path, request.param)
+def engine(forked_vllm: ForkedVllm, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OneProcess]:
+    one = OneProcess(forked_vllm, tmp_path, request.param)
     try:
         yield one
     finally:
