@@ -92,6 +92,7 @@ def test_what_is_free_within_the_heaps_is_returned() -> None:
     assert int(output_of(TRIM)) * page_bytes > 60_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "hub"])
 def test_arrow_allocates_nowhere_else(command: str, tmp_path: Path) -> None:
     """What Parquet and the compute functions allocate inside, too: `pyarrow.set_memory_pool` does not reach them."""

@@ -117,6 +117,7 @@ def test_half_bodies_take_no_place_of_requests() -> None:
         assert httpx2.get(f"{url}/api/engines", trust_env=False, timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_bodies_being_received_are_bounded_together() -> None:
     part = b" " * (1 << 20)
     with service("--events", NOWHERE) as url, contextlib.ExitStack() as stack:

@@ -113,6 +113,7 @@ def test_errors(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(["sql", f"SELECT '{HOSTILE}' FROM nothing", str(recording)], capsys) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
 def test_sql(recording: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     columns = ("engine", "id", f'id AS "{HOSTILE}"', "[id]", "{'a': id}", "'[link=https://evil.example]x[/link]'")

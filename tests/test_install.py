@@ -223,6 +223,7 @@ def run_without(folder: Path, extras: Iterable[str], *command: str) -> subproces
     return run_in(folder, os.environ | {"PYTHONPATH": str(ROOT)}, sys.executable, "-c", code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "extra"),
     [

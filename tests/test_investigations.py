@@ -53,6 +53,7 @@ def test_a_part_that_was_not_printed_is_noticed() -> None:
     assert missing_parts("b\nd\n", "a\nb\nc\nd\ne\n") == ["b\nd"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_parts")
 def test_the_commands_print_what_their_pages_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -263,6 +263,7 @@ def test_a_test_of_alerts_says_what_was_delivered(odd: OddServer) -> None:
         assert SECRET.lower() not in one["answer"].lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["{}/metrics", "prometheus+{}", "{}/kv_event_sources", "{}"])
 def test_doctor_names_what_cannot_be_read(odd: OddServer, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     odd.always = b""

@@ -90,6 +90,7 @@ def service(*arguments: str) -> Iterator[Served]:
     assert "Traceback" not in "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_parts")
 def test_512_sources_at_1024_files_run_as_far_as_they_fit_beside_500_clients(tmp_path: Path) -> None:
     listed, config = tmp_path / "engines.json", tmp_path / "kvscope.toml"

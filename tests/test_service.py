@@ -177,6 +177,7 @@ def test_record_keeps_what_doctor_reads(tmp_path: Path) -> None:
     assert main(["doctor", str(tmp_path / "run"), "--set", "leak.finished-held.grace_s=0.5", "--format", "json"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_server_runs_ends_it_too(wanted: signal.Signals) -> None:
     """From its announcement on a service can be stopped: its threads start before its server takes signals."""

@@ -131,6 +131,7 @@ def test_who_comes_in_anywhere_has_answers(start: int) -> None:
     assert late.engines()[0].balance == early.engines()[0].balance
 
 
+@pytest.mark.slow
 def test_asked_by_others_while_it_is_fed() -> None:
     scene = finished_held()
     scene.live(30)

@@ -9,9 +9,10 @@ import pytest
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.detectors.findings import severity_at_least
 from tests.detectors.scenes import ENGINE, Observer, Watched
+from tests.drawn_seeds import drawn_seeds
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", drawn_seeds(4, 12))
 def test_random_traffic(seed: int) -> None:
     """Pools of all sizes, priorities, preemptions, aborts, shared prefixes, transfers, pauses; each request fits."""
     rng = random.Random(seed)
@@ -60,7 +61,7 @@ def test_the_same_lab_ill_is_noticed() -> None:
     assert set(scene.alarms()) == {"leak.unaccounted"}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", drawn_seeds(4, 10))
 def test_random_traffic_of_which_batches_are_lost(seed: int) -> None:
     """One batch in a hundred is lost for good, again and again: that is said, and nothing is made of it."""
     rng = random.Random(seed)

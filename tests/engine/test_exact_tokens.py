@@ -91,6 +91,7 @@ def settle(core: EngineCore) -> None:
         take_step(core, {})
 
 
+@pytest.mark.slow
 def test_everything_at_once(oracle: Oracle) -> None:
     everything = sum(map(len, oracle.prompts))
     with engine(oracle, max_num_batched_tokens=everything, enable_prefix_caching=False) as core:

@@ -127,6 +127,7 @@ def test_a_share_of_more_than_the_machine_has_free_is_refused_by_how_much() -> N
     assert plan_of(replace(config, num_gpu_blocks_override=3)).num_blocks == 3
 
 
+@pytest.mark.slow
 def test_more_requests_at_a_time_leave_less_for_kv() -> None:
     few, many = fresh_plan(), fresh_plan(max_num_seqs=256, max_num_batched_tokens=1024)
     assert many.activations > few.activations
@@ -224,6 +225,7 @@ print(plan.kv_pool, *(int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024 for 
 """
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_under_load() -> None:
     budget = GIB_B
     done = subprocess.run(
@@ -358,6 +360,7 @@ core.close()
 """
 
 
+@pytest.mark.slow
 def test_sizing_elsewhere() -> None:
     """Memory that no line of the bill names is in use, and more of it with each step; without the fault there is none.
 

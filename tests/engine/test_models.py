@@ -23,6 +23,8 @@ from kvscope.engine.requests.request import Request, Sampled, SamplingParams
 from tests.engine import checkpoints
 from tests.engine.steps import execute, plan
 
+FIRST = ("gpt2", "llama")
+"""Of the two kinds of positions; those of the other families are tried with the slow tests."""
 NEAR = 1e-5
 """The distance of logits in fp32 that rounding in another order can explain."""
 
@@ -49,7 +51,10 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", checkpoints.CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in checkpoints.CONFIGS],
+)
 def test_every_family_says_what_generate_says(name: str, tmp_path: Path) -> None:
     model = checkpoints.save(name, tmp_path)
     loaded = load_model(EngineConfig(model=str(tmp_path)))

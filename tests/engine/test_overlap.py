@@ -91,6 +91,7 @@ def test_nobody_is_given_a_block_that_a_step_in_flight_is_using(seed: int) -> No
     assert lab.packer.shadow.totals.released.keys() >= {Release.FINISHED, Release.ABORTED}
 
 
+@pytest.mark.slow
 def test_with_the_fault_the_same_steps_are_caught_and_the_ledger_says_so() -> None:
     """Each block that the lab saw handed out too early, and no other sort of contradiction."""
     seen = 0

@@ -401,6 +401,7 @@ def test_metrics_count_what_was_served(client: openai.OpenAI, engine: EngineProc
     assert after["kvscope_engine_blocks:free"] + after["kvscope_engine_blocks:cached_idle"] == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_cleanly_whatever_it_has_in_hand(how: int, tmp_path: Path) -> None:
     with EngineProcess(
@@ -428,6 +429,7 @@ def test_its_log_is_read_as_vllms_is(engine: EngineProcess) -> None:
     assert log.engine() == engine.engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -476,6 +478,7 @@ def _post(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content
 
 
+@pytest.mark.slow
 def test_more_lists_than_one_request_may_have_are_refused_before_they_are_made() -> None:
     body = b'{"model": "tiny", "prompt": [' + b",".join([b"[1]"] * 3_000) + b"]}"
     with pytest.raises(BadRequest, match="3,000 prompts are more than the 2,048 texts"):

@@ -76,6 +76,7 @@ def all_rows(of: SqlSource) -> list[list[dict[str, Any]]]:
     return [ask(query, of) for query in QUERIES]
 
 
+@pytest.mark.slow
 def test_disk_and_archive_give_the_same_rows_as_the_disk_alone(tmp_path: Path, lab: Lab, url: str) -> None:
     history = tmp_path / "history"
     closed = kept(history, lab)

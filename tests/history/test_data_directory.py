@@ -38,6 +38,7 @@ def sequences_in(directory: Path) -> set[int]:
     return {frame.sequence for frame in frames if isinstance(frame, Batch)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["deleted", "moved"])
 def test_a_directory_that_goes_is_reported_and_written_anew(tmp_path: Path, how: str) -> None:
     data = tmp_path / "data"

@@ -59,6 +59,7 @@ def kept(directory: Path, frames: list[Frame], which: str) -> History:
 KEPT = pytest.mark.parametrize("which", ["recording", "some closed", "all closed"])
 
 
+@pytest.mark.slow
 @KEPT
 def test_any_moment_is_the_fold_of_all_that_came_before(tmp_path: Path, which: str) -> None:
     _, frames = with_keyframes()

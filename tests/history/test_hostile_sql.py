@@ -39,6 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+@pytest.mark.slow
 def test_a_copy_inside_a_query_writes_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = fingerprint(data)
     for statement in (COPIES[1], COPIES[2], COPIES[7], COPIES[9], COPIES[13]):
@@ -55,6 +56,7 @@ def test_each_form_of_a_read_works(data: Path, capsys: pytest.CaptureFixture[str
         assert answer.err == ""
 
 
+@pytest.mark.slow
 def test_an_answer_beyond_its_bound_is_refused_in_any_form(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = ["sql", "SELECT repeat('x', 1000) AS x FROM range(1000)", "--data", str(data)]
     for form in ("table", "csv", "json"):

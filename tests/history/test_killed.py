@@ -55,6 +55,7 @@ def kept(data: Path) -> list[Batch]:
         return []
 
 
+@pytest.mark.slow
 def test_what_a_killed_service_has_heard_is_there(tmp_path: Path) -> None:
     rng = random.Random(7)
     events, journal, data = f"ipc://{tmp_path}/events", tmp_path / "journal", tmp_path / "data"

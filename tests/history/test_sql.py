@@ -92,6 +92,7 @@ def test_points_are_the_ledgers(history: tuple[Path, list[Batch], EngineLedger])
         assert row["running"] == point.running
 
 
+@pytest.mark.slow
 def test_a_recording_has_points_and_findings_once_it_is_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

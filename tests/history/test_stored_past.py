@@ -38,6 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_any_window_of_the_servers_past_is_shown(server: str, tmp_path: Path) -> None:
     with (
         service(f"prometheus+{server}", "--look-back", "30m") as url,

@@ -198,6 +198,7 @@ The pins of a fetch outlive it while others are fetched. A fetch ends, and the e
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "kind", "since_s"),
     [
@@ -401,6 +402,7 @@ def test_misses_and_false_findings_cost_recall_and_hours() -> None:
 # -------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_runs_are_kept_resumed_written_and_explained(tmp_path: Path) -> None:
     kept, written = tmp_path / "kept", tmp_path / "written" / "page.md"
     flags = ["--first", str(CHEAP_RUN), "--runs", "1", "--jobs", "1", "--resume", str(kept), "--write", str(written)]
@@ -429,6 +431,7 @@ def test_healthy_runs_are_kept_apart_from_others_of_the_same_seed(tmp_path: Path
     assert healthy["watched_s"] >= 900 > other["watched_s"]
 
 
+@pytest.mark.slow
 def test_each_fault_has_its_turn_and_its_runs_are_kept_apart(tmp_path: Path) -> None:
     fault = fault_in_turn(CHEAP_RUN)
     flags = ["--per-fault", "1", "--fault", fault, "--jobs", "1", "--seed", "5", "--run-seconds", "0.01"]

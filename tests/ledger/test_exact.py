@@ -10,6 +10,7 @@ import pytest
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from tests.drawn_seeds import drawn_seeds
 
 FAULTS = (
     (),
@@ -111,7 +112,7 @@ def drive(lab: Lab, steps: int, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: "+".join(faults) or "none")
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", drawn_seeds(3, 8))
 def test_ten_thousand_random_steps(faults: tuple[str, ...], seed: int) -> None:
     """4 × 8 labs of 350 steps: 11,200 steps, each checked block by block."""
     rng = random.Random(f"{seed} {faults}")

@@ -59,6 +59,7 @@ def test_the_pool_the_request_and_the_block_are_those_just_after_it(
     assert before["pool"]["balance"]["finished"] < held["value"]
 
 
+@pytest.mark.slow
 def test_an_event_of_any_kind_can_be_opened(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: dict[int, str] = {}
     for frame in Recording(recording):

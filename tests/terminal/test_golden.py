@@ -19,6 +19,7 @@ def code(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.mark.slow
 def test_what_is_printed(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for path, text in golden.outputs(code).items():
