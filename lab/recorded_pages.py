@@ -82,9 +82,9 @@ def page(row: Row) -> str:
 
 
 class Served(ThreadingHTTPServer):
-    """Answers every request with what `answer` is then: a page, or a status code."""
+    """Answers every request with what `answer` is then: a page, what makes it, or a status code."""
 
-    answer: str | int = ""
+    answer: str | int | Callable[[], str] = ""
 
     @property
     def url(self) -> str:
@@ -96,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         answer = self.server.answer
+        answer = answer() if callable(answer) else answer
         body = answer.encode() if isinstance(answer, str) else b""
         self.send_response(200 if isinstance(answer, str) else answer)
         self.send_header("Content-Length", str(len(body)))
@@ -107,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(answer: str | int = "") -> Iterator[Served]:
+def served(answer: str | int | Callable[[], str] = "") -> Iterator[Served]:
     with Served(("127.0.0.1", 0), _Handler) as server:
         server.answer = answer
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

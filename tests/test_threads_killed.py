@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -38,6 +39,15 @@ class Killable:
 
     def kill(self, worker: str, exception: str) -> None:
         self.tell(f"{worker}\t{exception}")
+
+    def killed(self, worker: str, exception: str, failures_before: int) -> bool:
+        """Kill it, and again if nothing is reported: Python ignores what is thrown into a destructor or a callback."""
+        self.kill(worker, exception)
+        patience = time.monotonic() + 20
+        while time.monotonic() < patience:
+            if self.reports(worker, exception, failures_before):
+                return True
+        return False
 
     def tell(self, line: str) -> list[str]:
         assert self._run.stdin is not None
@@ -99,10 +109,8 @@ def kill_each(service: Killable, workers: set[str]) -> None:
     assert set(service.workers()) == workers
     for exception in EXCEPTIONS:
         for worker in sorted(workers):
-            failures = service.failures()
-            service.kill(worker, exception)
             what = f"{worker} was killed by {exception}"
-            until(partial(service.reports, worker, exception, failures), what)
+            until(partial(service.killed, worker, exception, service.failures()), what)
             until(lambda: service.health()["threads"]["running"] == len(workers), f"{what} and runs")
         until(lambda: service.health()["status"] == "ok", "all is well again")
     assert set(service.workers()) == workers

@@ -66,6 +66,30 @@ def test_a_request_that_would_fit_without_leaked_blocks_never_fits() -> None:
     assert (value(finding, "blocks_leaked"), value(finding, "blocks_free")) == (20, 12)
 
 
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_blocks_that_were_used_for_long_are_not_leaked_at_once(is_freed: bool) -> None:
+    """Their request ends after a minute, and its free is reported in the batch after that, or never."""
+    scene = Spoken(total=33)
+    scene.arrive(1, list(range(1, 21)))
+    scene.log.arrived(2, "r-2", 64, 8, 0, 16, 18)
+    scene.log.queued(2, Cause.NEW, at_front=False)
+    scene.log.allocation_failed(2, 16, 12)
+    scene.log.not_scheduled(2, Cause.KV_BLOCKS, 1)
+    scene.say()
+    for _ in range(60):
+        scene.wait(1)
+    scene.log.finished(1, Status.FINISHED_ABORTED)
+    for _ in range(15):
+        scene.wait(0.1)
+    if is_freed:
+        scene.log.released(1, list(range(1, 21)), Release.FINISHED)
+    for _ in range(30):
+        scene.wait(0.1)
+    fired = scene.watch.findings("firing") + scene.watch.findings("resolved")
+    grave = [finding.code for finding in fired if finding.severity != "info"]
+    assert grave == ([] if is_freed else ["leak.unaccounted"])
+
+
 def test_a_preempted_request_that_has_outgrown_the_pool_needs_more_blocks_since_then() -> None:
     scene = Spoken(total=33)
     scene.arrive(1, list(range(1, 33)))

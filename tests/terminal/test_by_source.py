@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 
 import pytest
 
-from kvscope.lab.recorded_pages import Served, page, rows, served
+from kvscope.lab.recorded_pages import Row, Served, page, rows, served
 from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.terminal.report import examine
 from tests.terminal import by_source
@@ -49,25 +49,15 @@ def test_figures_see_nothing_that_the_stream_does_not_and_are_never_sure() -> No
 
 @contextmanager
 def going_on(name: str) -> Iterator[Served]:
-    """A page that changes as it did, in real time."""
+    """A page that is at each moment as it was then, however busy the machine is."""
     moments = rows(name, every_s=0.2)
-    over = threading.Event()
-    with served(page(moments[0])) as server:
+    began = time.monotonic()
 
-        def change() -> None:
-            began = time.monotonic()
-            for row in moments[1:]:
-                if over.wait(began + row["t"] - time.monotonic()):
-                    return
-                server.answer = page(row)
+    def at(now: float) -> Row:
+        return max((row for row in moments if row["t"] <= now - began), key=itemgetter("t"), default=moments[0])
 
-        thread = threading.Thread(target=change)
-        thread.start()
-        try:
-            yield server
-        finally:
-            over.set()
-            thread.join()
+    with served(lambda: page(at(time.monotonic()))) as server:
+        yield server
 
 
 @pytest.mark.slow

@@ -114,6 +114,16 @@ def leaked_blocks(ledger: EngineLedger, settings: Settings) -> LeakedBlocks:
     late, pending = overdue_sends(ledger, settings)
     pending = pending or may_be_first_transfers(ledger, settings, kept(ledger, late))
     sending: set[int] = set() if pending else set().union(*(deferral.blocks for deferral in late))
-    since, grace = ledger.state.since, settings(UNACCOUNTED_GRACE_S)
-    lost = [block for block in ledger.state.unaccounted() if ledger.age_s(since[block]) >= grace]
-    return LeakedBlocks(frozenset(sending.union(lost)), not sending)
+    return LeakedBlocks(frozenset(sending.union(_lost(ledger, settings(UNACCOUNTED_GRACE_S)))), not sending)
+
+
+def _lost(ledger: EngineLedger, grace_s: float) -> list[int]:
+    """Return the blocks that no owner explains, for so long: since the end of the request that left them, however long
+    it had used them before.
+    """
+    state = ledger.state
+    unaccounted = state.unaccounted()
+    if not unaccounted:
+        return []
+    ended = {b: r.finished_ns for r in state.requests.values() if r.is_finished for b in r.blocks}
+    return [block for block in unaccounted if ledger.age_s(ended.get(block, state.since[block])) >= grace_s]
