@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from fastapi.routing import APIRoute
 
 import kvscope.engine.command_line
-from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BAR, HarmBar
+from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BARS, HELD_S, HarmBar
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.outputs.prometheus import WatchCollector
 from kvscope.monitor.questions.pipeline import Pipeline
@@ -249,8 +249,10 @@ def _thresholds_page() -> Iterator[str]:
     yield "measured. The severity rises with it and never falls while the finding is open:"
     yield ""
     yield "- An *error* that reaches none of these is a *warning*: " + _bars(HARM_BARS)
-    yield "- A *warning* about blocks that do not return is an *error* from here on: " + _bars((HELD_BAR,))
-    yield "- Corruption, a stopped engine, and findings from metrics, a log or a report keep the code's severity."
+    yield f"- Blocks that have not returned for {HELD_S:g} s are at least this, and an *error* if a request waits for them:"
+    yield "  " + "; ".join(f"*{one.severity}* from {one.least:g} {one.unit} ({one.reason})" for one in HELD_BARS) + "."
+    yield "- Corruption, a stopped engine, and findings from metrics, a log or a report keep the code's severity, but"
+    yield "  what cannot tell is no *error* while no request waits."
     yield ""
     yield "`alternatives` lists the other explanations, each with what excludes it. *confirmed* has none that remains."
     yield ""

@@ -105,7 +105,7 @@ class Finding:
         """Its engine is watched again, and until then the detectors have time to see it again (0: they did)."""
         self.is_past = False
         """Whether the evidence has ended, so that no more follows."""
-        self._worst: Severity = "info"
+        self._worst: Severity = "none"
         self._requests: dict[str, None] = {}
         self._take(judgement)
 

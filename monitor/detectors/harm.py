@@ -1,8 +1,10 @@
 """The harm that a finding does, the severity that follows from it, and the other explanations of what was seen.
 
 The severity of a code in the catalogue is the one of an incident that matters. The effect of an *error* is measured:
-one with little effect yet is a *warning*. Blocks that are held and do not return are an *error* once they are half the
-pool. Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them.
+one with little effect yet is a *warning*. Blocks that have not returned for a minute are a *warning* from a quarter of
+the pool on and an *error* from half of it, or once a request waits for them: so much is out of use, whatever the reason.
+Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them. Figures that
+cannot tell what happens are no *error* while no request waits.
 
 A rule's own conditions exclude most alternatives of what its code sees in the event stream. The others (`Unless`)
 remain while a verdict is *likely*: the signal that would exclude them is absent. A *confirmed* finding has none that
@@ -22,7 +24,7 @@ from ..contract.kinds import Cause
 from ..ledger.engine_ledger import EngineLedger
 from ..ledger.pool_forecast import MOST_POINTS, PoolForecast, forecast_from_usage, forecast_full
 from ..ledger.records import RequestState
-from .judgement import Alternative, FindingHarm, HoldsBlocks, Judgement, Severity, Unless
+from .judgement import SEVERITIES, Alternative, FindingHarm, HoldsBlocks, Judgement, Severity, Unless
 
 UNSEEN_CAUSE: Final = "a cause that this source does not expose"
 """An alternative of a finding from metrics, a log or a report, whose `missing` names the source that would show it."""
@@ -46,8 +48,15 @@ HARM_BARS: Final = (
     HarmBar("error", "lost_s", 600, "request-seconds", "ten minutes of waiting are a timeout for most clients"),
 )
 """An *error* that reaches none of these is a *warning*."""
-HELD_BAR: Final = HarmBar("error", "share_of_pool", 0.5, "of the pool", "half of the load has no room left")
-"""A *warning* about blocks that do not return and that reaches this is an *error*."""
+HELD_BARS: Final = (
+    HarmBar("warning", "share_of_pool", 0.25, "of the pool", "the pool serves a load that is a quarter smaller"),
+    HarmBar("error", "share_of_pool", 0.5, "of the pool", "half of the load has no room left"),
+)
+"""Blocks that have not returned for HELD_S are at least this, and an *error* from the first bar on if a request waits
+for them.
+"""
+HELD_S: Final = 60.0
+"""Transfers take milliseconds to seconds: what has been kept for a minute is out of use."""
 _SHORT_OF_BLOCKS: Final = frozenset((int(Cause.KV_BLOCKS), int(Cause.BEHIND_HEAD)))
 _BEHIND_IT: Final = _SHORT_OF_BLOCKS | {int(Cause.NEW), int(Cause.PREEMPTED)}
 GradedT = TypeVar("GradedT", bound=Judgement)
@@ -59,8 +68,10 @@ def verdict_of(
     """Return what was seen with its harm, severity and alternatives. `severity` and `table` are those of its code."""
     harm = _harm_of(ledger, judged) if severity in ("error", "warning") else None
     graded = judged.severity
-    if harm is not None and ledger.has_stream and graded != "info":
-        graded = severity_by_harm(judged, severity, harm)
+    if harm is not None and ledger.has_stream:
+        graded = severity_by_harm(judged, graded or severity, harm, (ledger.now_ns - judged.since_ns) / 1e9)
+    elif (graded or severity) == "error" and judged.verdict == "cannot-tell" and not _waiting_in_figures(ledger):
+        graded = "warning"
     return msgspec.structs.replace(
         judged,
         harm=harm,
@@ -154,10 +165,18 @@ def _forecast_text(forecast: PoolForecast | None) -> str:
     return f" At this rate the pool is full in {duration(forecast.full_in_s)} (9 in 10: {band})."
 
 
-def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm) -> Severity:
-    """Return the severity of a finding whose code has this one in the catalogue."""
+def _waiting_in_figures(ledger: EngineLedger) -> bool:
+    """Whether a request waits by the last figures. Where they do not have that, one may."""
+    return not ledger.samples or ledger.samples[-1].waiting != 0
+
+
+def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm, lasts_s: float) -> Severity:
+    """Return the severity of a finding that has lasted for so long, where this one would be that of its code."""
     if severity == "error" and not any((getattr(harm, bar.measure) or 0) >= bar.least for bar in HARM_BARS):
-        return "warning"
-    if severity == "warning" and isinstance(judged, HoldsBlocks) and (harm.share_of_pool or 0) >= HELD_BAR.least:
-        return "error"
-    return severity
+        severity = "warning"
+    if not isinstance(judged, HoldsBlocks) or lasts_s < HELD_S:
+        return severity
+    reached = [bar.severity for bar in HELD_BARS if (harm.share_of_pool or 0) >= bar.least]
+    if reached and harm.requests_waiting:
+        reached.append("error")
+    return max((severity, *reached), key=SEVERITIES.index)

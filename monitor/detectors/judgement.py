@@ -13,9 +13,10 @@ import msgspec
 
 from ..ledger.pool_forecast import PoolForecast
 
-Severity = Literal["info", "warning", "error", "critical"]
+Severity = Literal["none", "info", "warning", "error", "critical"]
+"""A hypothesis, for which nothing was measured, has none."""
 Verdict = Literal["confirmed", "likely", "cannot-tell"]
-SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error", "critical")
+SEVERITIES: Final[tuple[Severity, ...]] = ("none", "info", "warning", "error", "critical")
 VERDICTS: Final[tuple[Verdict, ...]] = ("cannot-tell", "likely", "confirmed")
 """From the weakest on."""
 

@@ -83,8 +83,8 @@ class PluginDetectors:
             problem = f"{family}.* is kvscope's own: a plug-in's code carries its vendor's prefix, such as acme.{code}"
         elif code in taken:
             problem = "another plug-in has this code"
-        elif getattr(target, "severity", "") not in SEVERITIES:
-            problem = f"severity is one of {', '.join(SEVERITIES)}"
+        elif getattr(target, "severity", "") not in SEVERITIES[1:]:
+            problem = f"severity is one of {', '.join(SEVERITIES[1:])}"
         elif not getattr(target, "title", ""):
             problem = "it has no title"
         elif not getattr(target, "requires", ()) or not set(target.requires) <= set(SIGNALS):

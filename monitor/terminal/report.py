@@ -75,15 +75,23 @@ class Report(msgspec.Struct, frozen=True):
     findings: list[FindingReport]
 
     def exit_code(self, fail_on: FailOn) -> int:
-        """Return 0 for nothing, 1 for findings at or above the bar, 2 for a usage error, 3 for cannot tell. Among
-        several, 2 comes before 1 before 3.
+        """Return 0 for nothing, 1 for findings at or above the bar, 2 for a usage error, 3 for cannot tell or hypotheses.
+        Among several, 2 comes before 1 before 3.
         """
         statuses = {target.status for target in self.targets}
         if "bad-target" in statuses:
             return USAGE
         if fail_on != "never" and any(severity_at_least(finding.severity, fail_on) for finding in self.findings):
             return FINDINGS
-        return CANNOT_TELL if "cannot-tell" in statuses else NOTHING
+        return CANNOT_TELL if "cannot-tell" in statuses or self.hypotheses() else NOTHING
+
+    def hypotheses(self) -> list[FindingReport]:
+        """Return what prose alone suggests, the most probable first."""
+        return [finding for finding in self.findings if finding.severity == "none"]
+
+    def measured(self) -> list[FindingReport]:
+        """Return the findings that figures, events or lines show."""
+        return [finding for finding in self.findings if finding.severity != "none"]
 
 
 def examine(

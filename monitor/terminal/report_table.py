@@ -39,10 +39,18 @@ def report_table(report: Report, console: Console) -> None:
         for note in target.notes:
             wrapped(console, f"Note: {note}.", "  ")
             console.print()
-    put_line(console, f"FINDINGS  {_report_tally(report.findings)}", "bold")
+    put_line(console, f"FINDINGS  {_report_tally(report)}", "bold")
     console.print()
-    for finding in report.findings:
+    for finding in report.measured():
         _report_finding(finding, _look(report, finding), _runbook(report, finding), console)
+    for finding in report.hypotheses():
+        put_line(console, f"? {finding.code}", "bold")
+        for name, texts in (("", [finding.explanation]), ("Do now", finding.do_now), ("Runbook", _runbook(report, finding))):
+            for text in texts:
+                wrapped(console, text, f"  {name:<11}" if name else "  ")
+        console.print()
+    for missing in dict.fromkeys(finding.missing for finding in report.hypotheses()):
+        wrapped(console, missing, "  To be sure ")
     if not report.findings:
         looked = [target for target in report.targets if target.status == "ok"]
         seen = "No problem found." if looked else "No target could be read."
@@ -81,9 +89,10 @@ def markdown(report: Report, console: Console) -> None:
             out += ["| holder | blocks |", "|---|---:|"]
             out += [f"| {LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in REPORT_HOLDERS]
             out += [f"| **total** | {balance.total:,} |", ""]
-    out += ["## Findings", "", _report_tally(report.findings), ""]
+    out += ["## Findings", "", _report_tally(report), ""]
     for finding in report.findings:
-        out += [f"### {finding.severity}: {finding.code} ({finding.verdict})", "", finding.explanation, ""]
+        severity = "hypothesis" if finding.severity == "none" else finding.severity
+        out += [f"### {severity}: {finding.code} ({finding.verdict})", "", finding.explanation, ""]
         if culprits := _culprits(finding):
             out += [f"- Culprits: {culprits}"]
         out += [f"- Since: {_since(finding)}", f"- Evidence: {_evidence(finding.evidence)}"]
@@ -267,9 +276,12 @@ def _since(finding: FindingReport) -> str:
     return f"{finding.position} (no time is known)"
 
 
-def _report_tally(findings: Sequence[FindingReport]) -> str:
-    counts = Counter(finding.severity for finding in findings)
-    return ", ".join(f"{counts[s]} {s}" for s in reversed(SEVERITIES) if counts[s]) or "none"
+def _report_tally(report: Report) -> str:
+    counts = Counter(finding.severity for finding in report.measured())
+    tally = [f"{counts[s]} {s}" for s in reversed(SEVERITIES) if counts[s]]
+    if hypotheses := len(report.hypotheses()):
+        tally.append(f"{hypotheses} {'hypothesis' if hypotheses == 1 else 'hypotheses'}, nothing measured")
+    return ", ".join(tally) or "none"
 
 
 def first_sentence(text: str) -> str:

@@ -65,13 +65,28 @@ def test_one_block_of_a_small_pool_is_an_error() -> None:
 )
 def test_each_harm_alone_makes_an_error(harm: FindingHarm, severity: Severity) -> None:
     judged = Judgement("stuck.grammar", ENGINE, "likely", "because")
-    assert severity_by_harm(judged, "error", harm) == severity
-    assert severity_by_harm(judged, "warning", harm) == "warning"
+    assert severity_by_harm(judged, "error", harm, 90.0) == severity
+    assert severity_by_harm(judged, "warning", harm, 90.0) == "warning"
 
 
-def test_half_of_the_pool_held_for_good_is_an_error() -> None:
-    assert severity_by_harm(held("warning"), "warning", FindingHarm(0.49, 0, 0.0, 0.0)) == "warning"
-    assert severity_by_harm(held("warning"), "warning", FindingHarm(0.5, 0, 0.0, 0.0)) == "error"
+@pytest.mark.parametrize(
+    ("share", "waiting", "lasts_s", "severity"),
+    [
+        (0.24, 0, 60, "info"),
+        (0.24, 1, 60, "info"),
+        (0.25, 0, 60, "warning"),
+        (0.25, 1, 60, "error"),
+        (0.49, 0, 60, "warning"),
+        (0.5, 0, 60, "error"),
+        (0.9, 0, 59, "info"),
+    ],
+)
+def test_blocks_that_do_not_return_are_out_of_use_whatever_the_reason(
+    share: float, waiting: int, lasts_s: float, severity: Severity
+) -> None:
+    harm = FindingHarm(share, waiting, 0.0, 0.0)
+    assert severity_by_harm(held("info"), "info", harm, lasts_s) == severity
+    assert severity_by_harm(Judgement("stuck.grammar", ENGINE, "likely", "x"), "info", harm, lasts_s) == "info"
 
 
 def test_the_severity_of_an_open_finding_rises_and_never_falls() -> None:

@@ -151,7 +151,7 @@ class PrefixHits(StreamDetector[Judgement]):
     Confirmed when: these are half of what prompts computed.
     Likely when: they are less and no prompt hit, a KV group lacked a part, the engine stores one content several times,
     or events were lost.
-    Not when: prompts hit again, or it is a hundredth of all work.
+    Not when: prompts hit again, or it is a hundredth of all work. Less than a tenth of it is info.
     """
 
     code = "collapse.prefix-hits"
@@ -165,6 +165,9 @@ class PrefixHits(StreamDetector[Judgement]):
     min_prompts = Threshold(3, "prompts", "one or two may have asked not to be looked up, as for prompt_logprobs")
     min_recomputed = Threshold(
         0.01, "of the computed", "of less work that is done again, a client notices nothing in its latency"
+    )
+    harmful_share = Threshold(
+        0.1, "of the computed", "of less that is done again, latency varies more by itself"
     )
     min_share = Threshold(0.5, "of the stored", "where prefixes are hit, next to nothing that is kept is stored again")
     hit_rate_span_s = HIT_RATE_SPAN_S
@@ -181,7 +184,8 @@ class PrefixHits(StreamDetector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield what is cached and computed again."""
         windows = self._missed_windows(ledger, settings)
-        recent = next((window for window in windows if self._is_much(ledger, window, settings)), None)
+        shares = ((window, self._share_of_work(ledger, window, settings)) for window in windows)
+        recent, of_work = next((one for one in shares if one[1] >= settings(self.min_recomputed)), (None, 0.0))
         if recent is None:
             return
         missed = [prompt for prompt in recent if prompt.missed]
@@ -197,6 +201,7 @@ class PrefixHits(StreamDetector[Judgement]):
             missing = NOT_IN_ALL_GROUPS if any(prompt.lacked for prompt in missed) else NOT_LOOKED_UP
         yield self.finding(
             ledger,
+            severity=None if of_work >= settings(self.harmful_share) else "info",
             since_ns=began,
             position=ledger.at(missed[0].at),
             requests=tuple(dict.fromkeys(prompt.id for prompt in missed)),
@@ -284,15 +289,15 @@ class PrefixHits(StreamDetector[Judgement]):
         if is_recent or hits[-1] - hits[places[-1]] <= most_between:
             yield prompts
 
-    def _is_much(self, ledger: EngineLedger, prompts: Sequence[ComputedPrompt], settings: Settings) -> bool:
-        """Whether what was computed though it was cached is a part of all work that clients notice."""
+    def _share_of_work(self, ledger: EngineLedger, prompts: Sequence[ComputedPrompt], settings: Settings) -> float:
+        """Return the part of all computed tokens that was computed though it was cached."""
         again = sum(prompt.missed for prompt in prompts)
         until_ns = ledger.wall(prompts[-1].at_ns)
         since_ns = min(until_ns, ledger.wall(prompts[0].at_ns) + 1) - settings(self.window_s) * 1e9
         newest = prompts[-1] is ledger.prompts[-1]
         in_all = ledger.state.totals.computed_tokens if newest else point_at(ledger, until_ns).computed_tokens
         in_all -= point_at(ledger, since_ns).computed_tokens
-        return again * ledger.state.block_size >= settings(self.min_recomputed) * in_all
+        return again * ledger.state.block_size / max(in_all, 1)
 
 
 class PrefixHitsFromKvEvents(FromKvEvents, PrefixHits):

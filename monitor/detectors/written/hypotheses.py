@@ -309,7 +309,7 @@ def hypotheses(view: WrittenView, known: Collection[str], titles: Mapping[str, s
     best = {row.code: row for score, row in reversed(scored) if score >= WORTH * scored[0][0]}
     worth = [best[code] for code in dict.fromkeys(row.code for _, row in scored) if code in best][:MOST]
     for rank, row in enumerate(worth, 1):
-        yield _hypothesis(view, row, rank, titles[row.code], [other.code for other in worth if other is not row])
+        yield _hypothesis(view, row, rank, titles[row.code])
 
 
 def _concepts(view: WrittenView) -> set[str]:
@@ -358,20 +358,20 @@ def _score(row: Hypothesis, concepts: set[str]) -> float:
     return 2 * len(row.needs) + sum(weight for concept, weight in row.adds.items() if concept in concepts)
 
 
-def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str, others: list[str]) -> TextJudgement:
+def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str) -> TextJudgement:
     rests_on = _rests_on(view, row)
-    alternatives = f" Equally or less likely: {', '.join(others)}." if others else ""
+    says = f"The text says {_quoted_phrases(rests_on)}" if rests_on else "The lines show such a state"
     hypothesis = TextJudgement(
         code=row.code,
         engine=view.engine,
         verdict="cannot-tell",
+        severity="none",
         rank=rank,
         position=rests_on[0].position if rests_on else "",
         evidence=quotes(rests_on),
-        explanation=f"Hypothesis {rank}, from the text alone: {title[:1].lower()}{title[1:]}. It is based on"
-        f" {_quoted_phrases(rests_on)}.{alternatives}",
+        explanation=f"Hypothesis {rank}, from the text alone: {title[:1].lower()}{title[1:]}. {says}.",
         do_now=(_NEXT_OF.get(row.code) or _NEXT[row.code.partition(".")[0]],),
-        missing="measurements: the engine's log or metrics while it happens show which hypothesis holds",
+        missing="the engine's log or metrics while it happens: they show which hypothesis holds",
     )
     return view.judged(hypothesis)
 
@@ -384,6 +384,4 @@ def _rests_on(view: WrittenView, row: Hypothesis) -> list[ReportedEvent]:
 
 
 def _quoted_phrases(events: list[ReportedEvent]) -> str:
-    if not events:
-        return "the state that the lines show"
     return ", ".join(f'"{event.quote}" ({event.position})' for event in events)

@@ -111,6 +111,7 @@ def _is_slow(record: RequestState) -> bool:
 
 MAX_LOGGED_CULPRITS: Final = 100
 OTEL_SEVERITIES: Final[Mapping[Severity, tuple[str, SeverityNumber]]] = {
+    "none": ("INFO", SeverityNumber.INFO),
     "info": ("INFO", SeverityNumber.INFO),
     "warning": ("WARN", SeverityNumber.WARN),
     "error": ("ERROR", SeverityNumber.ERROR),
