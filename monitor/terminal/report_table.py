@@ -22,39 +22,61 @@ STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold 
 REPORT_HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 REPORT_BAR = 34
+FEW_ENGINES = 3
+"""The pools of so many are shown whole, though nothing is found on them."""
 HAVE_A_PAST = (TargetKind.RECORDING, TargetKind.BUNDLE, TargetKind.SERVICE)
 NOT_EXPOSED = "not exposed"
 
 
 def report_table(report: Report, console: Console) -> None:
-    """Everything, in 80 columns."""
+    """Everything, in 80 columns: the answer first, then the engines it is about."""
     for target in report.targets:
         if target.status != "ok":
             put_line(console, f"? {target.target}", "bold")
             wrapped(console, target.error, "  ")
+            for note in target.notes:
+                wrapped(console, f"Note: {note}.", "  ")
             console.print()
-        for balance in report.balances:
-            if balance.target == target.target:
-                _balance_lines(balance, target, console)
-        for note in target.notes:
-            wrapped(console, f"Note: {note}.", "  ")
-            console.print()
-    put_line(console, f"FINDINGS  {_report_tally(report)}", "bold")
-    console.print()
-    for finding in report.measured():
+    read = [target for target in report.targets if target.status == "ok"]
+    if report.findings or read:
+        put_line(console, f"FINDINGS  {_report_tally(report)}", "bold")
+        console.print()
+    for finding in sorted(report.measured(), key=lambda one: -SEVERITIES.index(one.severity)):
         _report_finding(finding, _look(report, finding), _runbook(report, finding), console)
+    _report_hypotheses(report, console)
+    if read and not report.findings:
+        put_line(console, "  No problem found.")
+        console.print()
+    for target in read:
+        _target_lines(report, target, console)
+
+
+def _report_hypotheses(report: Report, console: Console) -> None:
     for finding in report.hypotheses():
         put_line(console, f"? {finding.code}", "bold")
-        for name, texts in (("", [finding.explanation]), ("Do now", finding.do_now), ("Runbook", _runbook(report, finding))):
-            for text in texts:
-                wrapped(console, text, f"  {name:<11}" if name else "  ")
+        wrapped(console, finding.explanation, "  ")
+        for text in finding.do_now:
+            wrapped(console, text, "  Do now     ")
+        for text in _runbook(report, finding):
+            wrapped(console, text, "  Runbook    ")
         console.print()
     for missing in dict.fromkeys(finding.missing for finding in report.hypotheses()):
         wrapped(console, missing, "  To be sure ")
-    if not report.findings:
-        looked = [target for target in report.targets if target.status == "ok"]
-        seen = "No problem found." if looked else "No target could be read."
-        put_line(console, f"  {seen}")
+        console.print()
+
+
+def _target_lines(report: Report, target: TargetReport, console: Console) -> None:
+    """Its engines, those with findings first, and of many the others in a line each."""
+    named = {finding.engine for finding in report.measured()}
+    balances = [balance for balance in report.balances if balance.target == target.target]
+    for balance in sorted(balances, key=lambda one: one.engine not in named):
+        if len(report.balances) > FEW_ENGINES and balance.engine not in named:
+            put_line(console, f"ENGINE {balance.engine}  {_headline(balance)}")
+        else:
+            _balance_lines(balance, target, console)
+    for note in target.notes:
+        wrapped(console, f"Note: {note}.", "  ")
+        console.print()
 
 
 def short(report: Report, console: Console) -> None:
@@ -180,19 +202,19 @@ def _report_finding(finding: FindingReport, look: str, runbook: list[str], conso
     put_line(console, head, STYLES[finding.severity])
     wrapped(console, finding.explanation, "  ")
     rows: list[tuple[str, Iterable[str]]] = [
-        ("Engine", [finding.engine]),
-        # A state without a start time needs no line about it.
-        ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
-        ("Culprits", [_culprits(finding)]),
-        ("Evidence", [_evidence(finding.evidence)]),
-        ("Excluded", [_excluded(finding)]),
-        ("Not excl.", [_remaining(finding)]),
-        ("Look", [look if finding.severity != "info" else ""]),
-        ("Effects", _effects(finding)),
         ("Do now", finding.do_now),
         ("Change", finding.change),
         ("Won't help", finding.wont_help),
         ("To be sure", [finding.missing]),
+        ("Engine", [finding.engine]),
+        # A state without a start time needs no line about it.
+        ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
+        ("Culprits", [_culprits(finding)]),
+        ("Effects", _effects(finding)),
+        ("Evidence", [_evidence(finding.evidence)]),
+        ("Excluded", [_excluded(finding)]),
+        ("Not excl.", [_remaining(finding)]),
+        ("Look", [look if finding.severity != "info" else ""]),
         ("Runbook", runbook),
     ]
     for name, texts in rows:

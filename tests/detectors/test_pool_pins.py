@@ -44,7 +44,7 @@ def test_pins_of_half_of_the_pool_are_an_error() -> None:
     scene = Spoken()
     for block in range(1, 18):
         pin(scene, block)
-    scene.wait(15)
+    scene.wait(75)
     assert scene.only(PINS_CODE).severity == "error"
 
 
