@@ -249,8 +249,12 @@ def _thresholds_page() -> Iterator[str]:
     yield "measured. The severity rises with it and never falls while the finding is open:"
     yield ""
     yield "- An *error* that reaches none of these is a *warning*: " + _bars(HARM_BARS)
-    yield f"- Blocks that have not returned for {HELD_S:g} s are at least this, and an *error* if a request waits for them:"
-    yield "  " + "; ".join(f"*{one.severity}* from {one.least:g} {one.unit} ({one.reason})" for one in HELD_BARS) + "."
+    yield f"- Blocks that have not returned for {HELD_S:g} s are at least this, and an *error* if a request waits for"
+    yield (
+        "  them: "
+        + "; ".join(f"*{one.severity}* from {one.least:g} {one.unit} ({one.reason})" for one in HELD_BARS)
+        + "."
+    )
     yield "- Corruption, a stopped engine, and findings from metrics, a log or a report keep the code's severity, but"
     yield "  what cannot tell is no *error* while no request waits."
     yield ""

@@ -2,9 +2,9 @@
 
 The severity of a code in the catalogue is the one of an incident that matters. The effect of an *error* is measured:
 one with little effect yet is a *warning*. Blocks that have not returned for a minute are a *warning* from a quarter of
-the pool on and an *error* from half of it, or once a request waits for them: so much is out of use, whatever the reason.
-Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them. Figures that
-cannot tell what happens are no *error* while no request waits.
+the pool on and an *error* from half of it, or once a request waits for them: so much is out of use, for any reason.
+Corruption and an engine that serves no request have no small amounts: these stay as the catalogue has them. Figures
+that cannot tell what happens are no *error* while no request waits.
 
 A rule's own conditions exclude most alternatives of what its code sees in the event stream. The others (`Unless`)
 remain while a verdict is *likely*: the signal that would exclude them is absent. A *confirmed* finding has none that

@@ -75,8 +75,8 @@ class Report(msgspec.Struct, frozen=True):
     findings: list[FindingReport]
 
     def exit_code(self, fail_on: FailOn) -> int:
-        """Return 0 for nothing, 1 for findings at or above the bar, 2 for a usage error, 3 for cannot tell or hypotheses.
-        Among several, 2 comes before 1 before 3.
+        """Return 0 for nothing, 1 for findings at or above the bar, 2 for a usage error, 3 for cannot tell or for
+        hypotheses. Among several, 2 comes before 1 before 3.
         """
         statuses = {target.status for target in self.targets}
         if "bad-target" in statuses:

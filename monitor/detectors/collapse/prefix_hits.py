@@ -166,9 +166,7 @@ class PrefixHits(StreamDetector[Judgement]):
     min_recomputed = Threshold(
         0.01, "of the computed", "of less work that is done again, a client notices nothing in its latency"
     )
-    harmful_share = Threshold(
-        0.1, "of the computed", "of less that is done again, latency varies more by itself"
-    )
+    harmful_share = Threshold(0.1, "of the computed", "of less that is done again, latency varies more by itself")
     min_share = Threshold(0.5, "of the stored", "where prefixes are hit, next to nothing that is kept is stored again")
     hit_rate_span_s = HIT_RATE_SPAN_S
     min_hit_level = Threshold(0.2, "of the tokens", "a lower level of hits comes and goes with single prompts")
