@@ -239,6 +239,10 @@ class Log:
             self._stamps.expect_years_of(text for _, text in head)
         for line in pasted_lines(chain(head, source)):
             position = f"{self.name}:{line.number}"
+            if line.is_access:
+                self._front_end.line(line.text, position, None)
+                self.text_events.passes(line.number)
+                continue
             text, is_json = _message(line.text)
             at_ns = self._stamps.of(line.text, whole=is_json)
             if at_ns is not None:

@@ -162,12 +162,16 @@ class TextEvents:
         self._metrics: StateReading = {}
         self._metrics_at = 0
 
+    def passes(self, number: int) -> None:
+        """Take note of a line in which nothing is looked for."""
+        self._lines = number
+        self._first_line = self._first_line or number
+
     def events(self, line: PastedLine, text: str, joined: str, spaced: str, is_known: bool) -> list[TextEvent]:
         """Return the known classes of the line. `text` is its message, without a logger's JSON. `is_known`: it
         contained a fact.
         """
-        self._lines = line.number
-        self._first_line = self._first_line or line.number
+        self.passes(line.number)
         found = [
             TextEvent(line.number, match.name, match.fields, match.quote, self._is_stated(line, text, match))
             for match in matched_lines(text, joined, spaced)

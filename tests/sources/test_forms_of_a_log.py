@@ -84,3 +84,20 @@ def test_a_log_that_is_cut_within_its_last_line_loses_no_verdict_but_of_that_lin
     lines = lines_of_log(path)
     cut = [*lines[:-1], lines[-1][:20]]
     assert verdicts(tmp_path / "a.log", cut) == verdicts(tmp_path / "a.log", lines[:-1])
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_answered_requests_that_are_passed_by_change_no_record(tmp_path: Path, path: Path) -> None:
+    """Plain access lines are passed by; coloured ones are searched as any line. Both give the same records."""
+    paths = ("/v1/chat/completions", "/pause", "/resume", "/v1/completions", "/generate", "/health")
+    lines = lines_of_log(path)
+    written = []
+    for colour in ("", "\x1b[0m"):
+        log = tmp_path / "a.log"
+        with log.open("w") as file:
+            for number, line in enumerate(lines):
+                answered = f'"POST {paths[number % 6]} HTTP/1.1" 200 OK'
+                access = f"(APIServer pid=1) INFO:     127.0.0.1:{number + 1} - {answered}"
+                file.write(f"{line}\n{access}{colour}\n{access}{colour}\n")
+        written.append(read_log(log)[1])
+    assert written[0] == written[1]

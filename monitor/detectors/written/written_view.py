@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Final, Unpack
 
@@ -47,7 +48,11 @@ class WrittenView:
         self.engine = ledger.engine
         self.facts = ledger.facts
         self.reported = ledger.reported
-        self.samples: Sequence[Sample] = [sample for sample in ledger.samples if sample.source == "log"]
+
+    @cached_property
+    def samples(self) -> Sequence[Sample]:
+        """The figures of the text's lines."""
+        return [sample for sample in self.ledger.samples if sample.source == "log"]
 
     def finding(
         self, code: str, began: ReportedEvent | Sample | None = None, **fields: Unpack[FindingFields]

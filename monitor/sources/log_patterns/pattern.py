@@ -47,23 +47,21 @@ class MatchedLine(NamedTuple):
 
 
 class Prefilter:
-    """All classes, behind one search for their literals."""
+    """All classes, behind their literals: most lines have none, and few have two."""
 
     def __init__(self, patterns: Sequence[LogPattern]) -> None:
         self._patterns = patterns
-        literals = sorted({re.escape(pattern.literal) for pattern in patterns}, key=len, reverse=True)
-        self._any = re.compile("|".join(literals))
 
     @cached_property
-    def _compiled(self) -> list[tuple[LogPattern, re.Pattern[str]]]:
-        return [(pattern, re.compile(pattern.expression, re.ASCII)) for pattern in self._patterns]
+    def _compiled(self) -> list[tuple[str, LogPattern, re.Pattern[str]]]:
+        return [(one.literal, one, re.compile(one.expression, re.ASCII)) for one in self._patterns]
 
     def matches(self, text: str, joined: str, spaced: str) -> Iterator[MatchedLine]:
         """Yield the match of `text`, by itself or with the lines that continue it. A match begins in `text`."""
         whole = (text,) if joined == text else (spaced, joined, text)
-        if not any(self._any.search(variant) for variant in whole):
-            return
-        for pattern, expression in self._compiled:
+        # The longest variant has every literal that another has, unless a space parts it there.
+        tried = [(p, e) for literal, p, e in self._compiled if literal in spaced or literal in joined]
+        for pattern, expression in tried:
             found = [match for variant in whole if (match := _within(pattern, expression, variant, len(text)))]
             if found:
                 best = max(found, key=lambda match: sum(group is not None for group in match.groups()))
