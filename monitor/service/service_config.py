@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from ..base.errors import BadTarget, CannotTell, ContractError
-from ..base.http_url import shown
+from ..base.http_url import http_url, shown
 from ..base.text import install_hint
 from ..detectors.registry import parse_settings
 from ..fleet.bus_config import BusConfig, bus_config
@@ -85,6 +85,7 @@ def alerts_config(effective: Effective, path: Path | None = None) -> AlertsConfi
         least_verdict=effective["alert_verdict"],
         engines_only=effective["alert_engines_only"],
         path=path,
+        page=http_url(effective["public_url"]) if effective["public_url"] else None,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from ..base.http_url import BadUrl, http_url, shown
 from ..detectors.judgement import VERDICTS, Verdict
 from ..outputs.alerting.message import LEAST_VERDICT
 from ..probes.publisher import EVENTS_ENDPOINT
@@ -65,6 +66,17 @@ def share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
     return value
+
+
+def page_address(text: str) -> str:
+    """Check the address of a page."""
+    try:
+        url = http_url(text)
+    except BadUrl as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not the address of a page: {error}") from error
+    if url.query or url.username or url.password:
+        raise argparse.ArgumentTypeError("the address of a page has neither a query nor a password")
+    return str(url)
 
 
 def verdict(text: str) -> Verdict:
@@ -207,6 +219,13 @@ ALERT_SETTINGS: Final = (
         "allow alerts to private addresses, including this machine's",
         default=False,
         shape="switch",
+    ),
+    Setting(
+        "public_url",
+        "where people open this page: https://kvscope.example. Alerts link to the finding, its engine and its runbook"
+        " there",
+        page_address,
+        metavar="URL",
     ),
     Setting(
         "alert_repeat",

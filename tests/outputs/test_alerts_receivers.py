@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from kvscope.monitor.base.http_url import http_url
 from kvscope.monitor.outputs.alerting.alerting import Alerts, AlertsConfig
 from tests.dashboards.programs import free_port
 from tests.finding_transitions import ENGINE, AlertMessages
@@ -32,8 +33,9 @@ HUGE: dict[str, Any] = {
 
 
 @contextmanager
-def sending(*urls: str, secret: str = "") -> Iterator[Alerts]:
-    alerts = Alerts(AlertsConfig(urls, secret, allow_private=True, schedule=(0, 0.01, 0.01)))
+def sending(*urls: str, secret: str = "", page: str = "") -> Iterator[Alerts]:
+    opened_at = http_url(page) if page else None
+    alerts = Alerts(AlertsConfig(urls, secret, allow_private=True, schedule=(0, 0.01, 0.01), page=opened_at))
     alerts.start()
     try:
         yield alerts
@@ -122,6 +124,27 @@ def test_a_webhook_is_signed_and_below_the_size_that_the_specification_asks_for(
         (got,) = server.got
     assert Webhook(SECRET).verify(got.body, got.headers)["type"] == "kvscope.finding.firing"
     assert len(got.body.encode()) < 20_000
+
+
+@pytest.mark.parametrize("kind", ["slack", "pagerduty", "alertmanager", ""])
+def test_messages_link_to_the_page_that_people_open(kind: str) -> None:
+    """To the finding, its engine around that time, and its runbook, below the path of a proxy."""
+    page = "https://ops.example/kvscope"
+    received_alerts = AlertMessages()
+    with serving() as server:
+        address = f"{KEY}@{server.address}" if kind == "pagerduty" else server.address
+        with sending(f"{kind}+http://{address}" if kind else server.url, page=page) as alerts:
+            began = received_alerts.fire(1_700_000_000, since_ns=1_700_000_000 * 10**9)
+            alerts.put(began)
+            alerts.put(received_alerts.end(1_700_000_100))
+            assert states(alerts) == {"delivered"}
+        firing, resolved = (got.body for got in server.got)
+    engine = f"{page}/engine?engine=a%40127.0.0.1%3A1%2F0&from=2023-11-14T22%3A12%3A20.000Z"
+    for link in (f"{page}/finding?id={began[0].finding.id}", engine, f"{page}/docs/runbooks/leak.finished-held.md"):
+        assert link in firing.replace("&amp;", "&")
+    if kind != "pagerduty":  # which opens an incident with links, and resolves it without
+        assert "&to=" not in firing.replace("&amp;", "&").replace(engine, "")
+        assert f"{engine}&to=2023-11-14T22%3A1" in resolved.replace("&amp;", "&")
 
 
 LINK = re.compile(r"(https?|ftp)://|www\.|mailto:", re.IGNORECASE)

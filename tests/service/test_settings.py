@@ -30,6 +30,7 @@ look_back = "1d"
 memory_budget = "1G"
 alert = ["https://example.org/a-secret-path"]
 alert_private = true
+public_url = "https://ops.example/kvscope"
 alert_repeat = "30m"
 alert_verdict = "confirmed"
 alert_engines_only = true
@@ -95,7 +96,16 @@ def test_a_key_counts_as_its_flag_does(tmp_path: Path) -> None:
         *("--port", "8766", "--token", "very secret", "--data", "state", "--keep-days", "3", "--keep-bytes", "2G"),
         *("--archive", "file:///archive", "--look-back", "1d", "--memory-budget", "1G"),
         *("--alert", "https://example.org/a-secret-path"),
-        *("--alert-private", "--alert-repeat", "30m", "--alert-verdict", "confirmed", "--alert-engines-only"),
+        *(
+            "--alert-private",
+            "--public-url",
+            "https://ops.example/kvscope",
+            "--alert-repeat",
+            "30m",
+            "--alert-verdict",
+            "confirmed",
+            "--alert-engines-only",
+        ),
         *(
             "--webhook-secret",
             "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
@@ -143,6 +153,8 @@ WRONG = {
     "port = true": ("1: port", "true cannot stand here"),
     'events = "tcp://127.0.0.1:5757"': ("1: events", 'write a list: events = ["…"]'),
     "alert_private = 1": ("1: alert_private", "write true or false"),
+    'public_url = "ops.example"': ("1: public_url", "not the address of a page"),
+    'public_url = "https://ops.example?team=a"': ("1: public_url", "neither a query nor a password"),
     "thresholds = 3": ("1: thresholds", "write a table"),
     "[thresholds]\n\nleak.finished-held.grace_s = 'x'": ("1: thresholds", "is not a number"),
     "[thresholds]\n\nleak.finished-held.grce_s = 3": ("3: thresholds", "near it are leak.finished-held.grace_s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.receiving import Server
 from tests.web.incidents import TOKEN
 from tests.web.parts import ENGINE, LEAK, Account, Engine, address, service
 
+PUBLIC = "https://ops.example"
 TOO_BIG = "stuck.never-fits"
 
 
@@ -23,6 +25,7 @@ def test_from_a_finding_to_its_silence(page: Page, tmp_path: Path) -> None:
         engine = stack.enter_context(Engine(tmp_path, total=400, connector_share=1.0, faults=[f"{LEAK}:every=3"]))
         engine.lab.faults.on[LEAK].limit = 3
         arguments = ("--alert", receiver.url, "--alert-private", "--data", str(tmp_path), "--token", TOKEN)
+        arguments += ("--public-url", PUBLIC)
         with service("--events", engine.events, "--set", f"{LEAK}.grace_s=1", *arguments) as url:
             account = Account(page)
             page.goto(f"{url}{address('findings')}&token={TOKEN}")
@@ -56,6 +59,12 @@ def test_from_a_finding_to_its_silence(page: Page, tmp_path: Path) -> None:
             expect(opened).to_have_count(1)
             opened.get_by_role("link", name=LEAK).click()
             expect(page.locator("#finding .marks code")).to_have_text(LEAK)
+            links = json.loads(receiver.got[0].body)["data"]["links"]
+            page.goto(links["finding"].replace(PUBLIC, url))
+            expect(page.locator("#finding .marks code")).to_have_text(LEAK)
+            page.goto(links["engine"].replace(PUBLIC, url))
+            expect(page.get_by_role("link", name="Finished requests keep their blocks").first).to_be_visible()
+            assert page.request.get(links["runbook"].replace(PUBLIC, url)).text().startswith(f"# {LEAK}")
             page.goto(f"{url}/alerts")
             expect(page.locator("#thresholds")).to_contain_text(f"{LEAK}.grace_s")
             assert account.elsewhere(url) == []

@@ -21,6 +21,7 @@ import msgspec
 
 from ...base.bounded_http import BoundedClient, HttpFailed, addresses_of
 from ...base.errors import KvscopeError
+from ...base.http_url import HttpUrl
 from ...base.supervision import SupervisedThread, Supervisor
 from ...base.text import timestamp
 from ...detectors.findings import LOOK_AGAIN_S, Place, Transition
@@ -198,6 +199,8 @@ class AlertsConfig:
     """Whether findings about kvscope itself (blind.*) are not sent."""
     schedule: tuple[float, ...] = SCHEDULE
     path: Path | None = None
+    page: HttpUrl | None = None
+    """Where people open the page of kvscope, for the links in messages."""
 
 
 class NoSuchThing(KvscopeError, LookupError):
@@ -222,7 +225,9 @@ class Alerts:
         try:
             if config.path is not None:
                 config.path.parent.mkdir(parents=True, exist_ok=True)
-            self.outbox = Outbox(config.path, self.receivers, config.repeat_s, config.look_again_s, time.time())
+            self.outbox = Outbox(
+                config.path, self.receivers, config.repeat_s, config.look_again_s, time.time(), config.page
+            )
         except (OSError, sqlite3.Error) as error:
             raise ValueError(
                 f"--data: alerts cannot be kept in {config.path} ({error}). Name another directory"

@@ -15,7 +15,8 @@ from typing import Final, Literal
 import msgspec
 
 from ...base.errors import KvscopeError
-from ...base.text import cut, timestamp
+from ...base.http_url import HttpUrl
+from ...base.text import cut, moment, timestamp
 from ...detectors.findings import FindingReport, FindingState, Place, Transition
 from ...detectors.judgement import VERDICTS, Severity, Verdict
 from ...questions.schema import AlertView, DeliveryState, DeliveryView, ReceiverView, SilenceView
@@ -82,6 +83,14 @@ class MessageCulprits(msgspec.Struct, frozen=True):
     blocks_in_all: int
 
 
+class AlertLinks(msgspec.Struct, frozen=True):
+    """Addresses of the page of kvscope: of the finding, of its engine at that time, and of its runbook."""
+
+    finding: str
+    engine: str
+    runbook: str
+
+
 class AlertedFinding(msgspec.Struct, frozen=True):
     """A finding in a notification. `id` is the alert's: the same from its first message to its last."""
 
@@ -101,6 +110,8 @@ class AlertedFinding(msgspec.Struct, frozen=True):
     """Codes of its effects, which its notification covers."""
     do_now: list[str]
     runbook: str
+    links: AlertLinks | None = None
+    """None where --public-url names no page."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -119,9 +130,11 @@ class Message(msgspec.Struct, frozen=True):
     flapping: bool = False
 
 
-def alerted_finding(report: FindingReport, alert: str, key: str, to: Literal["firing", "resolved"]) -> AlertedFinding:
+def alerted_finding(
+    report: FindingReport, alert: str, key: str, to: Literal["firing", "resolved"], page: HttpUrl | None = None
+) -> AlertedFinding:
     """Return a finding as its alert reports it, cut to a size that every receiver takes. Its state is what the
-    transition brought it `to`, whatever came after.
+    transition brought it `to`, whatever came after. `page`: where people open kvscope.
     """
     requests = [cut(name, LONGEST_ID) for name in report.culprits.requests[:MOST_REQUESTS]]
     return AlertedFinding(
@@ -140,7 +153,26 @@ def alerted_finding(report: FindingReport, alert: str, key: str, to: Literal["fi
         effects=[effect.code for effect in report.effects],
         do_now=[cut(without_links(line), LONGEST_LINE) for line in report.do_now[:MAX_MESSAGE_LINES]],
         runbook=report.runbook,
+        links=_links(report, page) if page is not None else None,
     )
+
+
+SEEN_BESIDE_S: Final = 60.0
+"""A link to the engine shows so much before its finding began, and after it ended: the change is in the picture."""
+
+
+def _links(report: FindingReport, page: HttpUrl) -> AlertLinks:
+    span = {"from": _later(report.since, -SEEN_BESIDE_S), "to": _later(report.resolved_at, SEEN_BESIDE_S)}
+    then = {name: at for name, at in span.items() if at is not None}
+    return AlertLinks(
+        str(page.below("/finding", {"id": report.id})),
+        str(page.below("/engine", {"engine": report.engine, **then})),
+        str(page.below(f"/{report.runbook}")),
+    )
+
+
+def _later(at: str | None, seconds: float) -> str | None:
+    return None if at is None else timestamp(moment(at, 0) + round(seconds * 1e9))
 
 
 def message_id(finding: str, to: str, at_ns: int) -> str:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from ...base.http_url import HttpUrl
 from ...base.text import timestamp
 from ...detectors.findings import Transition, severity_at_least
 from ...questions.schema import AlertView, DeliveryState, DeliveryView, NotificationsView, ReceiverView
@@ -45,13 +46,20 @@ class Outbox(AlertStore):
     """Opens and closes alerts, and queues messages for the receivers. Thread-safe. All of it raises sqlite3.Error.
 
     `repeat_s`: how often an alert that still fires is sent again (0: never). `look_again_s`: how long after a start an
-    open alert of an earlier run may be unseen before it is sent as resolved.
+    open alert of an earlier run may be unseen before it is sent as resolved. `page`: where messages link to.
     """
 
     def __init__(
-        self, path: Path | None, receivers: Sequence[Receiver], repeat_s: float, look_again_s: float, now: float
+        self,
+        path: Path | None,
+        receivers: Sequence[Receiver],
+        repeat_s: float,
+        look_again_s: float,
+        now: float,
+        page: HttpUrl | None = None,
     ) -> None:
         super().__init__(path, receivers, now)
+        self._page = page
         self._repeat_s = repeat_s
         self._look_again_s = look_again_s
         self._ticked = 0.0
@@ -83,7 +91,7 @@ class Outbox(AlertStore):
         identity = message_id(finding.id, "firing", transition.at_ns)
         fires = _recent_fires(row, now) if row is not None else []
         if row is not None and row["alert"]:
-            alerted = alerted_finding(finding.report(), row["alert"], row["key"], "firing")
+            alerted = alerted_finding(finding.report(), row["alert"], row["key"], "firing", self._page)
             if row["finding"] != finding.id:
                 self._log_damped(identity, "firing", transition.at_ns, alerted, now)
                 fires.append(now)
@@ -102,7 +110,7 @@ class Outbox(AlertStore):
         if self.database.execute("SELECT 1 FROM deliveries WHERE id = ?", (identity,)).fetchone():
             return  # sent before, and over
         fires.append(now)
-        alerted = alerted_finding(finding.report(), finding.id, finding.judgement.key, "firing")
+        alerted = alerted_finding(finding.report(), finding.id, finding.judgement.key, "firing", self._page)
         self.database.execute(
             "INSERT OR REPLACE INTO alerts (engine, code, key, alert, finding, first_seen_ns, trouble, fires)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -121,7 +129,7 @@ class Outbox(AlertStore):
             self._enqueue(message, name, now)
 
     def _ends(self, transition: Transition, row: sqlite3.Row, now: float) -> None:
-        alerted = alerted_finding(transition.finding.report(), row["alert"], row["key"], "resolved")
+        alerted = alerted_finding(transition.finding.report(), row["alert"], row["key"], "resolved", self._page)
         identity = message_id(row["finding"], "resolved", transition.at_ns)
         if len(_recent_fires(row, now)) > FIRES:
             self._log_damped(identity, "resolved", transition.at_ns, alerted, now)

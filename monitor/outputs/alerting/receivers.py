@@ -195,7 +195,7 @@ class Alertmanager(Receiver):
         ends = _rfc3339(now + ENDS_AFTER)
         if message.kind == "resolved":
             ends = alerted.resolved_at or _rfc3339(now)
-        alert = {
+        alert: dict[str, Any] = {
             "labels": {name: value for name, value in labels.items() if value},
             "annotations": {
                 "summary": f"{alerted.title} on {without_links(alerted.engine)}",
@@ -207,6 +207,9 @@ class Alertmanager(Receiver):
             "startsAt": min(alerted.since or message.at, ends),
             "endsAt": ends,
         }
+        if alerted.links is not None:
+            alert["generatorURL"] = alerted.links.finding
+            alert["annotations"] |= {"engine_url": alerted.links.engine, "runbook_url": alerted.links.runbook}
         return json_post([alert])
 
 
@@ -239,6 +242,9 @@ class Slack(Receiver):
             blocks.append(
                 _slack_section("*Do now*\n" + "\n".join(f"• {_slack_escaped(line)}" for line in alerted.do_now))
             )
+        if alerted.links is not None:
+            texts = {"Finding": alerted.links.finding, "Engine": alerted.links.engine, "Runbook": alerted.links.runbook}
+            blocks.append(_slack_section(" · ".join(f"<{_slack_escaped(url)}|{text}>" for text, url in texts.items())))
         blocks.append({"type": "context", "elements": [_mrkdwn(_slack_escaped(_slack_context(message, alerted)))]})
         text = cut(_slack_escaped(header), LONGEST_SECTION)
         return json_post({"text": text, "parse": "none", "unfurl_links": False, "blocks": blocks})
@@ -310,6 +316,12 @@ class PagerDuty(Receiver):
             details = msgspec.to_builtins(alerted) | {"firing_on_engine": message.firing}
             details["culprits"]["requests"] = list(map(without_links, alerted.culprits.requests))
             event["client"] = "kvscope"
+            if alerted.links is not None:
+                event["client_url"] = alerted.links.finding
+                event["links"] = [
+                    {"href": alerted.links.engine, "text": "Engine"},
+                    {"href": alerted.links.runbook, "text": "Runbook"},
+                ]
             event["payload"] = {
                 "summary": cut(summary, LONGEST_SUMMARY),
                 "source": alerted.engine,
