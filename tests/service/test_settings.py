@@ -96,16 +96,8 @@ def test_a_key_counts_as_its_flag_does(tmp_path: Path) -> None:
         *("--port", "8766", "--token", "very secret", "--data", "state", "--keep-days", "3", "--keep-bytes", "2G"),
         *("--archive", "file:///archive", "--look-back", "1d", "--memory-budget", "1G"),
         *("--alert", "https://example.org/a-secret-path"),
-        *(
-            "--alert-private",
-            "--public-url",
-            "https://ops.example/kvscope",
-            "--alert-repeat",
-            "30m",
-            "--alert-verdict",
-            "confirmed",
-            "--alert-engines-only",
-        ),
+        *("--alert-private", "--public-url", "https://ops.example/kvscope"),
+        *("--alert-repeat", "30m", "--alert-verdict", "confirmed", "--alert-engines-only"),
         *(
             "--webhook-secret",
             "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
