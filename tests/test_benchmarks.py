@@ -29,6 +29,8 @@ ROUNDS: Final = {
     "web": "--blocks 2000 --requests 50 --repeats 2 --viewers 1 --turns 1",
 }
 ROUNDS_WITH_VLLM: Final = {"front_end": "--rounds 2", "vllm_probe": "--rounds 2"}
+LONGER: Final = {"detectors", "events", "fleet", "hub", "long_prompts", "web"}
+"""A short round takes 10 s of CPU time or more: `make prove` runs it."""
 MINUTES_EACH: Final = {"throughput", "vllm", "vllm_probe_served"}
 """Left to mypy. transformers' generate_batch fills most of the machine's free memory; the others serve a model several
 times over.
@@ -53,13 +55,14 @@ def test_every_benchmark_has_a_short_round() -> None:
     assert parsing | {"crowds", "kernels"} == ROUNDS.keys() | ROUNDS_WITH_VLLM.keys() | MINUTES_EACH
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.prove if name in LONGER else pytest.mark.slow) for name in ROUNDS]
+)
 def test_a_short_round_of_a_benchmark_ends_well(name: str) -> None:
     ends_well(f"benchmarks.{name}", *ROUNDS[name].split())
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @needs_vllm
 @pytest.mark.parametrize("name", ROUNDS_WITH_VLLM)
 def test_a_short_round_of_a_benchmark_of_vllm_ends_well(name: str) -> None:

@@ -2,7 +2,6 @@
 
 The monotonic clocks stay right, as they do where NTP or a person steps the time of day. Each process reads its offset
 from a file at every call, so a test moves one clock while the other is right.
-from tests.waiting import PATIENCE_S
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from kvscope.monitor.questions.schema import EngineView
 from tests.engine.process import EngineProcess
 from tests.waiting import PATIENCE_S
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed: apt-get install libfaketime"),
-]
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed: apt-get install libfaketime")
 LEAK, CLOCK_JUMP = "leak.finished-held", "blind.clock-jump"
 PENDING = f"{LEAK}.grace_s=2"
 FALSE_ALARMS = {"stuck.engine-stalled", "blind.name-clash", "blind.reader-failed"}
-MOVED = ("+1h", "-1h", "+1d", "-1d", "+0 x1.0005")
+MOVED = [
+    *(pytest.param(offset, marks=pytest.mark.slow) for offset in ("+1d", "-1h", "+0 x1.0005")),
+    *(pytest.param(offset, marks=pytest.mark.prove) for offset in ("+1h", "-1d")),
+]
+"""Forwards, backwards and too fast; how far makes little difference."""
 
 
 @contextmanager
@@ -142,6 +142,7 @@ def test_the_monitors_wall_clock_moves(tmp_path: Path, offset: str) -> None:
         wait_until_silent(service)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["+1h", "+1d"])
 def test_an_engine_restarts_into_the_past(tmp_path: Path, first: str) -> None:
     its, ours = FakedClock(tmp_path / "its"), FakedClock(tmp_path / "ours")

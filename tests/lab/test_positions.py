@@ -33,10 +33,15 @@ OF_NOBODY = frozenset(
 """What such an event says is of the engine, its pool, or a step."""
 
 
-ALL = [pytest.param(each.name, marks=() if each.name in SMALL_SAMPLE else pytest.mark.slow) for each in INCIDENTS]
+def tier(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """A scenario of each code runs with the slow tests, and the others of a code with `make prove`."""
+    if name in SMALL_SAMPLE:
+        return ()
+    first = {each.code: each.name for each in reversed(INCIDENTS)}
+    return (pytest.mark.slow if name in first.values() else pytest.mark.prove,)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [pytest.param(each.name, marks=tier(each.name)) for each in INCIDENTS])
 def test_each_finding_has_the_positions_of_events_about_its_culprits_or_the_pool(name: str, tmp_path: Path) -> None:
     _, life = inject_fault(scenario(name), 0, tmp_path)
     life.engine.close()
