@@ -27,6 +27,10 @@ class SourceError(CannotTell):
     """The source cannot be read, or lacks what was asked for. The message names the remedy."""
 
 
+class SourceSilent(SourceError):
+    """Nothing came in time. It may still come: an engine that is frozen sends nothing either."""
+
+
 def nothing_known(_engine: str, _epoch: int) -> int:
     """Return -1: no batch of that engine's epoch was received before."""
     return -1
@@ -153,8 +157,8 @@ class Source(Protocol):
 def until_in_step(source: Source, timeout_s: float) -> Iterator[Sequence[Record]]:
     """Open `source` and poll it until its state is known. Yield the records.
 
-    Raises SourceError if it reports an error first, or if its state is not known after `timeout_s`. Errors of `open`
-    and `poll` pass through.
+    Raises SourceError if it reports an error first, and SourceSilent if its state is not known after `timeout_s`.
+    Errors of `open` and `poll` pass through.
     """
     started = monotonic()
     source.open()
@@ -168,7 +172,7 @@ def until_in_step(source: Source, timeout_s: float) -> Iterator[Sequence[Record]
         if status.error:
             raise SourceError(status.error)
         if status.ended or monotonic() - started > timeout_s:
-            raise SourceError(source.explain_silence(timeout_s))
+            raise SourceSilent(source.explain_silence(timeout_s))
 
 
 def read_to_end(source: Source) -> Iterator[Sequence[Record]]:

@@ -20,7 +20,7 @@ from ..questions.observe import SCRAPE_EVERY_S, is_one_stream
 from ..questions.pipeline import Pipeline
 from ..questions.query import Query
 from ..questions.schema import EngineView
-from ..sources.source import READ_ERRORS, Source, SourceOptions, until_in_step
+from ..sources.source import READ_ERRORS, Source, SourceOptions, SourceSilent, until_in_step
 from ..sources.source_registry import is_service, open_source
 
 GROWS_BY: Final = 2
@@ -94,6 +94,11 @@ class Live(Protocol):
         """The engine that it is about, though `query` knows others. Empty means all that `query` knows."""
         ...
 
+    @property
+    def unheard(self) -> str:
+        """Why nothing was ever received of it, or an empty string."""
+        ...
+
     def listen(self, timeout_s: float) -> str:
         """Receive events within that time. Return why nothing can be received just now, or an empty string."""
         ...
@@ -105,7 +110,8 @@ class Live(Protocol):
 
 class FollowedSource:
     """A source that is followed. An event stream of one engine goes into `streams`, which watches the others too: a
-    rank that stands still is known by its siblings. Raises SourceError and ContractError.
+    rank that stands still is known by its siblings. One that is silent is waited for: a frozen engine may go on.
+    Raises SourceError and ContractError.
     """
 
     def __init__(self, source: Source, streams: Pipeline, settings: Settings, timeout_s: float) -> None:
@@ -113,9 +119,12 @@ class FollowedSource:
         self._watch = streams
         self._is_shared = True
         self._settings = settings
+        self.unheard = ""
         try:
             for records in until_in_step(source, timeout_s):
                 self._feed(records)
+        except SourceSilent as error:
+            self.unheard = str(error)
         except BaseException:
             source.close()
             raise
@@ -143,7 +152,9 @@ class FollowedSource:
                 break
         if not self._is_shared:
             self._watch.settle()
-        return self._source.status().error
+        status = self._source.status()
+        self.unheard = "" if status.in_step else self.unheard
+        return status.error or self.unheard
 
     def close(self) -> None:
         """Disconnect."""
@@ -159,6 +170,7 @@ class QueriedService:
     """A kvscope service, which watches by itself. Raises Unreachable."""
 
     engine = ""
+    unheard = ""
 
     def __init__(self, target: str, token: str, timeout_s: float) -> None:
         self.query = self._remote = ServiceClient(target, token, timeout_s)
@@ -204,7 +216,8 @@ def look_on(
     beat: Callable[[str], None],
 ) -> list[FindingReport]:
     """Watch until Ctrl-C. Return the findings that fire at the end. `report_change` takes each change, `note` other
-    messages (such as a lost or restored target), `beat` a status line each round. Raises as open_live does.
+    messages (such as a lost or restored target), `beat` a status line each round. Raises as open_live does, and
+    CannotTell at the end for a target that was never heard.
     """
     streams = Pipeline(settings)
     with ExitStack() as opened:
@@ -229,7 +242,10 @@ def look_on(
                             report_change(change)
                 beat(_status_line(engines, sum(len(changes.firing) for changes in seen)))
         except KeyboardInterrupt:
-            return [finding for changes in seen for finding in changes.firing]
+            firing = [finding for changes in seen for finding in changes.firing]
+            if not firing and (unheard := next((live.unheard for live in readers if live.unheard), "")):
+                raise CannotTell(unheard) from None
+            return firing
 
 
 def _status_line(engines: Sequence[EngineView], firing: int) -> str:

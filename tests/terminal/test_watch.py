@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +151,41 @@ def test_a_change_in_80_columns() -> None:
     assert " ".join(" ".join(others).split()) == f"{found.explanation} Do now: {found.do_now[0]}"
 
 
+@contextmanager
+def watching(events: str) -> Iterator[subprocess.Popen[str]]:
+    """A doctor that watches, once it has told that nothing comes."""
+    command = [sys.executable, "-m", "kvscope.monitor", "doctor", events, "--watch", "--timeout", "0.5"]
+    command += ["--format", "json", "--set", "leak.finished-held.grace_s=0.3"]
+    command += ["--set", "leak.finished-held.unseen_times=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert "no message arrived" in process.stderr.readline() + process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_an_engine_that_is_silent_is_waited_for(tmp_path: Path) -> None:
+    """It is frozen, or starts later, and what it does then is told."""
+    with watching(f"ipc://{tmp_path}/events") as process:
+        assert process.stdout is not None
+        with Engine(tmp_path, LIVE, total=101, connector_share=1.0, faults=["leak.finished-held:every=2"]):
+            change = json.loads(process.stdout.readline())
+    assert (change["what"], change["finding"]["engine"]) == ("fires", LIVE)
+
+
+def test_an_engine_that_never_comes_is_no_judgement(tmp_path: Path) -> None:
+    with watching(f"ipc://{tmp_path}/events") as process:
+        process.send_signal(signal.SIGINT)
+        assert "no message arrived" in process.communicate()[1]
+        assert process.returncode == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         (["tests/data/startup.log.gz"], 2, "no longer changes"),
-        (["ipc:///nobody-there", "--timeout", "0.2"], 3, "no message arrived"),
         (["--since", "2h"], 2, "starts now"),
         (["--format", "markdown"], 2, "--format json"),
     ],

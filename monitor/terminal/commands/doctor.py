@@ -22,7 +22,8 @@ exit codes
   0  no finding at or above the severity of --fail-on
   1  at least one such finding
   2  the command line, or a target on it, is wrong
-  3  no judgement: a target does not answer or lacks evidence (the output names what is missing)
+  3  no judgement: a target does not answer or lacks evidence (the output names what is missing), or its words alone
+     give hypotheses
   with several targets, 2 takes precedence over 1, then 3, then 0
 """
 
