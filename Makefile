@@ -1,8 +1,8 @@
 # `make demo` and `make test` set everything up by themselves.
 
 PYTEST := .venv/bin/python -m pytest
-# A file's tests stay together: they share engines, browsers and servers.
-TOGETHER := --dist loadfile
+# A file's tests stay together: they share engines, browsers and servers. tests/conftest.py orders the files.
+TOGETHER := --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 # Container images set it, and each of the hundreds of processes that tests start would compile the modules again.

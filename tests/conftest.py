@@ -49,6 +49,19 @@ STARTS: Final = {
     "subprocess.Popen": "starts a process",
 }
 """Audit events of Python that no unit may raise."""
+LONG: Final = (
+    "tests.lab.test_chaos",
+    "tests.test_tutorials",
+    "tests.test_threads_killed",
+    "tests.probes.test_vllm_one_process_verdicts",
+    "tests.probes.test_vllm_server_verdicts",
+    "tests.probes.test_vllm_incidents",
+    "tests.probes.test_vllm_verdicts",
+    "tests.outputs.test_alerts_killed",
+    "tests.fleet.test_nothing_lost",
+    "tests.test_install",
+)
+"""Files that take minutes run first: at the end each would leave the other workers idle."""
 _confined = ""
 """The unit that runs, if one does."""
 
@@ -79,7 +92,8 @@ def _origins(module: ModuleType, seen: set[str]) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its tier."""
+    """Mark each test by its tier, and put long files first."""
+    items.sort(key=lambda item: item.nodeid.partition(".py")[0].replace("/", ".") not in LONG)
     imported: dict[ModuleType, set[str]] = {}
     for item in items:
         assert isinstance(item, pytest.Function)

@@ -124,6 +124,10 @@ def test_no_step_of_a_drawn_engine_takes_longer_than_the_range() -> None:
 RARE: Final = FILLING_THE_POOL | ADMITTED_IN_CHUNKS | OUTGROWING | PARKING | FETCHED_AGAIN | IDLE_BETWEEN | SIDE_BY_SIDE
 
 
+QUICK: Final = {"corrupt.use-after-free", "leak.idle-not-polled", "sizing.kv-too-small"}
+"""The draws of the other rare faults take 20 to 80 s of CPU time."""
+
+
 def test_engines_of_rare_harms_are_as_different_as_others() -> None:
     assert set(FAULT_CODES) > RARE
     drawn = [draw_run(number, 0, code) for code in sorted(RARE) for number in range(40)]
@@ -138,8 +142,10 @@ def test_engines_of_rare_harms_are_as_different_as_others() -> None:
     assert max(each.engine["max_num_seqs"] for each in drawn) > 500
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("code", sorted(RARE))
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, marks=pytest.mark.slow if code in QUICK else pytest.mark.prove) for code in sorted(RARE)],
+)
 def test_a_rare_harm_is_done_in_half_of_the_runs_of_its_fault(code: str, tmp_path: Path) -> None:
     ends = (end_of_draw(draw_run(number, 7, code), tmp_path / str(number)) for number in range(6))
     done = (end for end in ends if code in codes_named(decide(end)))
