@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 import kvscope.engine.command_line
 from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BARS, HELD_S, HarmBar
 from kvscope.monitor.detectors.registry import THRESHOLDS
+from kvscope.monitor.ledger.harms import CLIENT_HARMS
 from kvscope.monitor.outputs.prometheus import WatchCollector
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.questions.query import QUESTIONS
@@ -259,6 +260,12 @@ def _thresholds_page() -> Iterator[str]:
     yield "  what cannot tell is no *error* while no request waits."
     yield ""
     yield "`alternatives` lists the other explanations, each with what excludes it. *confirmed* has none that remains."
+    yield ""
+    yield "## Harm"
+    yield ""
+    yield "What kvscope counts as harm to a client, whatever the cause."
+    yield ""
+    yield from table(("harm", "a request or blocks", "measured in", "reason"), CLIENT_HARMS)
     yield ""
     yield "## Pending periods and thresholds"
     yield ""

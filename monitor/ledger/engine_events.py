@@ -8,7 +8,7 @@ from ..base import limits
 from ..contract.kinds import Cause, TierOp
 from ..contract.wire import STACK_TEXT
 from .engine_state import EngineState
-from .records import EngineStack, Heartbeat, StepInFlight, TierState
+from .records import EngineStack, Heartbeat, RequestState, StepInFlight, TierState
 from .request_events import move_request
 
 
@@ -72,6 +72,10 @@ def fold_progressed(state: EngineState, ids: list[int], args: list[int]) -> None
             continue  # it was in the step, and got nothing from it
         if computed > record.computed_tokens:
             more_computed += computed - record.computed_tokens
+            if 0 < record.reached_tokens < computed:
+                record.reached_tokens = 0
+        elif computed < record.computed_tokens and not record.reached_tokens:
+            _note_sent_back(state, record, computed)
         if outputs != record.output_tokens:
             if outputs > record.output_tokens:
                 more_outputs += outputs - record.output_tokens
@@ -87,6 +91,15 @@ def fold_progressed(state: EngineState, ids: list[int], args: list[int]) -> None
         state.computed_ns = now
     state.totals.computed_tokens += more_computed
     state.totals.output_tokens += more_outputs
+
+
+def _note_sent_back(state: EngineState, record: RequestState, computed: int) -> None:
+    """Note how far a request had come that computes again what it needs. Tokens beyond its own were drafts: the model
+    rejected them, and they are no work that was lost.
+    """
+    reached = min(record.computed_tokens, record.prompt_tokens + record.output_tokens - 1)
+    if computed < reached:
+        record.reached_tokens, record.reached_ns, record.reached_at = reached, record.progressed_ns, state.position
 
 
 def fold_heartbeat(state: EngineState, args: list[int], _texts: Mapping[int, str]) -> None:

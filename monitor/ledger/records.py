@@ -105,6 +105,12 @@ class RequestState(msgspec.Struct, array_like=True):
     """Steps of the epoch that had completed when it finished."""
     cached_by_group: dict[int, int] = {}
     """Of KV groups after the first: as `cached_blocks`."""
+    reached_tokens: int = 0
+    """The furthest that it was computed, while it runs and computes a part of that again, and 0 otherwise."""
+    reached_ns: int = 0
+    """When it had come so far."""
+    reached_at: int = UNKNOWN_POSITION
+    """The position of the event that showed it sent back."""
 
     @property
     def is_finished(self) -> bool:

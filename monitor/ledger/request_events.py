@@ -199,7 +199,7 @@ def _fold_preempted(state: EngineState, record: RequestState, args: list[int]) -
     record.tokens_lost += tokens_lost
     if not state.damaged:
         state.lost_tokens[record.number] = tokens_lost
-    record.computed_tokens = record.cached_blocks = 0
+    record.computed_tokens = record.cached_blocks = record.reached_tokens = 0
     record.cached_by_group = {}
     totals = state.totals
     totals.preemptions[reason] = totals.preemptions.get(reason, 0) + 1

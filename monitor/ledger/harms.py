@@ -1,0 +1,155 @@
+"""What harms the clients of an engine, by facts alone: who suffers, since when. Nothing here knows a cause.
+
+CLIENT_HARMS defines each harm once. A request that waits for something outside the scheduler (KV, a grammar, its next
+input) or whose engine is paused is not harmed by the scheduler. Times are on the engine's monotonic clock, and count
+until the scheduler last went over its queue: what an engine does not do while it computes a step is no harm to one
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+from typing import Final, NamedTuple
+
+from ..contract.kinds import Cause
+from .engine_ledger import EngineLedger
+from .queue_state import blocks_to_run, is_outside
+from .records import RequestState
+
+
+class Harm(NamedTuple):
+    """A harm: its definition, what it is measured in, and why it is one."""
+
+    name: str
+    definition: str
+    unit: str
+    reason: str
+
+
+CLIENT_HARMS: Final = (
+    Harm(
+        "overtaken",
+        "waits while requests that arrived later are admitted",
+        "s since the first of them, and overtakers that are not more urgent",
+        "first come, first served is what a client expects; priorities change the order and do not excuse starvation",
+    ),
+    Harm(
+        "no progress",
+        "runs, and has had no token computed",
+        "s since the last one",
+        "a client in the middle of its answer sees it stop",
+    ),
+    Harm(
+        "computed again",
+        "runs, and computes tokens that it had computed, with no preemption in between",
+        "s since it had its furthest token",
+        "its steps take the engine's time, and it comes no nearer to its end",
+    ),
+    Harm(
+        "unserved",
+        "waits and the scheduler passes it over, though nothing runs, or for a reason that the queues contradict",
+        "s since the last step or its arrival, whichever is later",
+        "an engine that does nothing has no reason to let a client wait",
+    ),
+    Harm(
+        "held by no one who progresses",
+        "blocks in use that no request which gets tokens has in its table",
+        "blocks that have been so for a time, as a share of the pool",
+        "the pool is smaller for every client, and nobody gains by it",
+    ),
+)
+MOST_ASKED_OVERTAKEN: Final = 64
+"""The most waiting requests that are compared with all that were admitted: those that arrived first."""
+_OUTSIDE_WAITS: Final = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)))
+
+
+class Harmed(NamedTuple):
+    """A request that is harmed, since when, and where that began in the stream."""
+
+    record: RequestState
+    since_ns: int
+    at: int
+    overtakers: int = 0
+    """Requests that arrived later and were admitted first."""
+    alike: int = 0
+    """Of these, requests that are not more urgent."""
+
+
+def overtaken(ledger: EngineLedger) -> Iterator[Harmed]:
+    """Yield the waiting requests that others have overtaken, as far as the ledger keeps those that have ended."""
+    waiting = _in_queue(ledger)
+    if not waiting:
+        return
+    waiting = nsmallest(MOST_ASKED_OVERTAKEN, waiting, key=lambda record: record.arrived_ns)
+    first_ns = waiting[0].arrived_ns
+    others = (*ledger.state.requests.values(), *ledger.ended)
+    admitted = [each for each in others if each.admitted_ns and each.arrived_ns > first_ns]
+    for record in waiting if admitted else ():
+        began_ns = _in_queue_since(record)
+        over = [each for each in admitted if each.arrived_ns > record.arrived_ns and each.admitted_ns > began_ns]
+        if over:
+            alike = sum(each.priority >= record.priority for each in over)
+            yield Harmed(record, min(each.admitted_ns for each in over), record.arrived_at, len(over), alike)
+
+
+def _in_queue(ledger: EngineLedger) -> list[RequestState]:
+    """Return the requests that the scheduler alone holds back. One whose arrival was lost is not known to wait, nor one
+    that got tokens since.
+    """
+    waiting = (each for each in ledger.living().waiting if not is_outside(each))
+    return [each for each in waiting if each.arrived_ns and each.progressed_ns <= each.since_ns]
+
+
+def _in_queue_since(record: RequestState) -> int:
+    """Return since when the scheduler alone decides when it runs: what it waited for elsewhere does not count."""
+    if not _OUTSIDE_WAITS.isdisjoint(record.waited_ns):
+        return record.since_ns
+    return max(record.arrived_ns, record.progressed_ns)
+
+
+def without_progress(ledger: EngineLedger) -> Iterator[Harmed]:
+    """Yield the running requests with the time of their last token."""
+    for record in ledger.living().running:
+        yield Harmed(record, record.progressed_ns or record.since_ns, record.since_at)
+
+
+def computed_again(ledger: EngineLedger) -> Iterator[Harmed]:
+    """Yield the running requests that compute again what they had computed."""
+    for record in ledger.living().running:
+        if record.reached_tokens:
+            yield Harmed(record, record.reached_ns, record.reached_at)
+
+
+def unserved(ledger: EngineLedger) -> Iterator[Harmed]:
+    """Yield the waiting requests that the scheduler could run: it runs none, or its reason is contradicted."""
+    living, state = ledger.living(), ledger.state
+    waiting = _in_queue(ledger)
+    if not living.running:
+        for record in waiting:
+            yield Harmed(record, max(state.launched_ns, _in_queue_since(record)), record.since_at)
+        return
+    head, places = ledger.head(), ledger.description.max_num_seqs
+    if head is None or not places or len(living.running) >= places:
+        return
+    if head.cause in (Cause.UNKNOWN, Cause.MAX_NUM_SEQS) and has_room(ledger, head):
+        yield from (Harmed(record, max(head.since_ns, _in_queue_since(record)), head.since_at) for record in waiting)
+
+
+def has_room(ledger: EngineLedger, record: RequestState) -> bool:
+    """Return whether the free blocks are enough for a waiting request."""
+    return blocks_to_run(ledger.state, ledger.description, record) - len(record.blocks) <= ledger.state.free
+
+
+def held_without_progress(ledger: EngineLedger, until_ns: int, least: float) -> list[int]:
+    """Return the blocks that no request has had since `until_ns` which got a token since. Empty if there are fewer than
+    `least`.
+    """
+    state, balance, running = ledger.state, ledger.balance(), ledger.living().running
+    still = sum(len(record.blocks) for record in running if record.progressed_ns <= until_ns)
+    if balance.used - balance.running + still < least:
+        return []
+    moving = {record.number for record in running if record.progressed_ns > until_ns}
+    old = [block for block, at_ns in enumerate(state.since) if at_ns <= until_ns and state.refs[block] > 0]
+    found = [block for block in old if block >= state.reserved and moving.isdisjoint(state.owners(block))]
+    return found if len(found) >= least else []
