@@ -442,6 +442,9 @@ def _drop_from_table(state: EngineState, number: int, blocks: list[int], freed: 
         record.blocks = []
     else:
         gone = set(blocks)
-        kept = len(gone) != len(record.blocks)
-        record.blocks = [block for block in record.blocks if block not in gone] if kept else []
+        kept = [block for block in record.blocks if block not in gone]
+        if len(kept) + len(blocks) != len(record.blocks):
+            # It names a block more than once, and keeps it as often as it is still an owner; or not all are its own.
+            kept += [block for block in sorted(gone) for owner in state.owners(block) if owner == number]
+        record.blocks = kept
     end_if_over(state, record)
