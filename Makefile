@@ -35,13 +35,13 @@ fleet: .venv/.ready
 check: lint
 	$(PYTEST) -n 2 $(TOGETHER) -m unit
 
-# On two cores: a worker often waits for what it started.
+# Three workers on two cores: a worker often waits for what it started.
 test: .venv/.ready
 	@sh scripts/system_parts.sh
 	$(PYTEST) -n 3 $(TOGETHER) -m 'not slow and not prove'
 
 slow: .venv/.ready
-	$(PYTEST) -n 2 $(TOGETHER) -m slow
+	$(PYTEST) -n 3 $(TOGETHER) -m slow
 
 prove: SHELL := /bin/bash -o pipefail
 prove: .venv/.ready
