@@ -68,7 +68,7 @@ class Unaccounted(StreamDetector[HoldsBlocks]):
         explanation += "."
         if lost.culprits:
             names = listed([record.id for record in lost.culprits])
-            explanation += f" Their free was skipped when these requests ended: {names}."
+            explanation += f" No free of them was reported when these requests ended: {names}."
         return self.holding(
             ledger,
             # Blocks from before a loss may have been freed in it: an audit shows that, or an idle engine's counter.
