@@ -23,6 +23,10 @@ FAMILIES: Final = {
     "stuck": ("Stuck requests and engines", "Work waits for something that does not come."),
     "thrash": ("Thrashing", "The engine computes the same tokens more than once."),
     "collapse": ("Collapses", "Usage or the hit rate of the prefix cache drops suddenly."),
+    "harm": (
+        "Harm without a known cause",
+        "A client suffers, and no finding of another family names a cause. Judged last, with what the others claim.",
+    ),
     "imbalance": ("Imbalance", "Data-parallel ranks of one server have unequal load."),
     "corrupt": ("Corruption", "The engine's accounts contradict each other."),
     "sizing": ("Sizing", "The pool does not fit the device or the load."),

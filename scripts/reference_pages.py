@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from fastapi.routing import APIRoute
 
 import kvscope.engine.command_line
-from kvscope.monitor.detectors.harm import HARM_BARS, HELD_BARS, HELD_S, HarmBar
+from kvscope.monitor.detectors.measured_harm import HARM_BARS, HELD_BARS, HELD_S, HarmBar
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.ledger.harms import CLIENT_HARMS
 from kvscope.monitor.outputs.prometheus import WatchCollector
@@ -263,7 +263,7 @@ def _thresholds_page() -> Iterator[str]:
     yield ""
     yield "## Harm"
     yield ""
-    yield "What kvscope counts as harm to a client, whatever the cause."
+    yield "What kvscope counts as harm, whatever the cause. Harm that no finding explains is a finding `harm.*`."
     yield ""
     yield from table(("harm", "a request or blocks", "measured in", "reason"), CLIENT_HARMS)
     yield ""

@@ -11,6 +11,7 @@ BY_HAND: Final = (
     ShownByHand("leak.encoder-cache", "the engine has no encoder"),
     ShownByHand("stuck.encoder-budget", "the engine has no encoder"),
     ShownByHand("stuck.rank-diverged", "one engine has no other ranks"),
+    ShownByHand("harm.*", "each fault of the engine has a code of its own: tests/detectors has recordings"),
     ShownByHand("stuck.lost-request", "the engine loses none: tests/detectors and tests/probes show it"),
     ShownByHand("corrupt.conservation", "no fault breaks the sum without an impossible transition"),
     ShownByHand("sizing.block-inflated", "the engine has no hybrid models"),

@@ -109,7 +109,11 @@ def codes_named(harms: Iterable[Harm]) -> dict[str, Harm]:
 
 
 def harms_behind(code: str, harms: Iterable[Harm], source: str = "stream") -> list[Harm]:
-    """Return the harms that make a finding of this code from this source of evidence true."""
+    """Return the harms that make a finding of this code from this source of evidence true. harm.* names no cause: any
+    harm makes it true.
+    """
+    if code.startswith("harm."):
+        return list(harms)
     return [harm for harm in harms if code in _codes_made_true(harm.kind, source)]
 
 

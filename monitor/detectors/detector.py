@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar, 
 
 from ..base.text import counted, duration
 from ..ledger.engine_ledger import EngineLedger
-from .harm import GradedT, verdict_of
 from .judgement import Alternative, HoldsBlocks, Judgement, Severity, ShortOfBlocks, Unless, Verdict
+from .measured_harm import GradedT, verdict_of
 from .runbook_files import FindingFields, with_advice
 
 

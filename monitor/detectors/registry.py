@@ -30,8 +30,9 @@ from ..base import plugins
 from ..base.plugins import Plugin, PluginRegistry, PluginTimeout, call_within
 from ..ledger.engine_ledger import EngineLedger
 from .detector import SIGNALS, CanCause, Detector, Settings, Signal, Threshold, signals_of
-from .judgement import SEVERITIES, Judgement, TextJudgement
+from .judgement import SEVERITIES, HoldsBlocks, Judgement, TextJudgement
 from .runbook_files import runbook_text
+from .unclaimed_harm import HarmDetector
 from .written import judge_text
 
 DETECT_DEADLINE_S: Final = 2.0
@@ -166,7 +167,7 @@ def _by_target(effects: Iterable[CanCause]) -> dict[str, Tie]:
     return {each.effect.code: each.tie for each in effects}
 
 
-FAMILIES: Final = ("leak", "stuck", "thrash", "collapse", "imbalance", "corrupt", "sizing", "held", "blind")
+FAMILIES: Final = ("leak", "stuck", "thrash", "collapse", "imbalance", "corrupt", "sizing", "held", "blind", "harm")
 
 
 def _in_order(detectors: Sequence[Detector[Any]]) -> Iterator[Detector[Any]]:
@@ -258,9 +259,16 @@ def judge_engine(
     exception: what was found before it stays.
     """
     judgements: list[Judgement] = []
+    causes: list[Judgement] = []
 
     def judge_by(detector: Detector[Any]) -> None:
-        judgements.extend(detector.detect(ledger, settings))
+        if isinstance(detector, HarmDetector):
+            judgements.extend(detector.detect_unclaimed(ledger, settings, causes))
+            return
+        for judged in detector.detect(ledger, settings):
+            judgements.append(judged)
+            if isinstance(judged, HoldsBlocks) or (judged.severity or detector.severity) != "info":
+                causes.append(judged)
 
     def judge_by_text() -> None:
         known = {judged.code: judged.verdict for judged in judgements if not judged.pending}

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ..base.text import counted, listed, percent
 from ..detectors.findings import FindingReport
-from ..detectors.harm import UNSEEN_CAUSE
 from ..detectors.judgement import SEVERITIES, Evidence
+from ..detectors.measured_harm import UNSEEN_CAUSE
 from ..sources.targets import TargetKind
 from .explain_text import POSITION
 from .report import BalanceReport, Report, TargetReport

@@ -84,7 +84,7 @@ def test_after_a_loss_the_lost_events_may_include_the_end_of_the_wait() -> None:
     assert finding.verdict == "likely"
     assert finding.missing.startswith("the lost events")
     (lost,) = [one for one in finding.alternatives if one.name == "events that were lost"]
-    assert lost.excluded_by == "", "as harm.py has it of a verdict that is not confirmed"
+    assert lost.excluded_by == "", "as measured_harm.py has it of a verdict that is not confirmed"
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(24, False), (48, True)])

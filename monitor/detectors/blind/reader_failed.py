@@ -14,8 +14,8 @@ from ...base.supervision import WorkerFailure
 from ...base.text import clock_time, counted
 from ...ledger.engine_ledger import EngineLedger
 from ..detector import SIGNALS, Detector, Settings
-from ..harm import verdict_of
 from ..judgement import Evidence, Judgement
+from ..measured_harm import verdict_of
 from ..runbook_files import FindingFields, with_advice
 
 _CONSEQUENCES = {

@@ -11,8 +11,8 @@ from ...contract.samples import ReportedEvent, Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...sources.text_events import PHRASE_PREFIX
 from ..detector import Detector, Settings
-from ..harm import verdict_of
 from ..judgement import Evidence, TextJudgement
+from ..measured_harm import verdict_of
 from ..runbook_files import FindingFields, with_advice
 from ..sample_math import DEFAULT_INTERVAL_S, apart_s
 

@@ -128,10 +128,16 @@ def _harmed(ledger: EngineLedger, judged: Judgement) -> Iterator[RequestState]:
     """
     living, head, named = ledger.living(), ledger.head(), set(judged.requests)
     yield from (record for record in (*living.waiting, *living.running) if record.id in named)
+    if isinstance(judged, HoldsBlocks) or (head is not None and head.id in named):
+        yield from waiting_for_blocks(ledger)
+
+
+def waiting_for_blocks(ledger: EngineLedger) -> list[RequestState]:
+    """Return the head of the queue and those behind it, if it is short of blocks."""
+    head = ledger.head()
     if head is None or head.cause not in _SHORT_OF_BLOCKS:
-        return
-    if isinstance(judged, HoldsBlocks) or head.id in named:
-        yield from (record for record in living.waiting if record.cause in _BEHIND_IT)
+        return []
+    return [record for record in ledger.living().waiting if record.cause in _BEHIND_IT]
 
 
 def _forecast_by_usage(ledger: EngineLedger) -> PoolForecast | None:

@@ -6,8 +6,8 @@ import pytest
 
 from kvscope.monitor.contract.kinds import Release, Status
 from kvscope.monitor.detectors.findings import Findings
-from kvscope.monitor.detectors.harm import severity_by_harm
 from kvscope.monitor.detectors.judgement import FindingHarm, HoldsBlocks, Judgement, Severity
+from kvscope.monitor.detectors.measured_harm import severity_by_harm
 from kvscope.monitor.detectors.registry import CATALOGUE, sources_of
 from tests.detectors import scenes, stuck
 from tests.detectors.scenes import Spoken, Watched

@@ -1,0 +1,132 @@
+"""The base class of harm.* codes about requests: who is harmed for how long, and which of it no cause claims.
+
+A finding that is still pending claims its requests for a while too, so that the cause is told first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from ...base.text import counted, duration, listed
+from ...contract.kinds import EngineMode
+from ...ledger.engine_ledger import EngineLedger
+from ...ledger.engine_state import EVENT_BITS
+from ...ledger.harms import Harmed
+from ...ledger.records import RequestState
+from ..detector import Causes, Settings, Threshold
+from ..judgement import ENGINE_PAUSED, NO_WORK, Judgement, hits_its_blocks, seen
+from ..runbook_files import FindingFields
+from ..stuck.waiting_requests import Overdue, overdue_judgement, overdue_requests, requests_text, since_text
+from ..unclaimed_harm import HarmDetector, claimed_requests
+from .held_blocks import HeldBlocks
+
+PENDING_TIMES: Final = 3
+"""A pending finding claims a harm until it has lasted so many times as long as it may: a cause that is seen by then has
+fired.
+"""
+NO_TOKEN_S: Final = Threshold(5, "s", "a reader of a streamed answer notices a pause of five seconds as a fault")
+TIMES_EXPECTED: Final = Threshold(
+    3, "times", "of the slowest recent step: a request may miss the step after a full one, and not the one after that"
+)
+EARLY_STEPS: Final = Threshold(20, "steps", "the first ones may load, compile and capture, and show no pace")
+EARLY_S: Final = Threshold(20, "s", "before the engine has shown a pace: a kernel takes seconds to compile")
+
+
+class RequestHarm(HarmDetector[Judgement]):
+    """Finds harmed requests. A subclass has `harmed`, `grace_of` and `told`."""
+
+    alternatives = (NO_WORK, ENGINE_PAUSED)
+    causes = Causes[Judgement]().of(HeldBlocks, hits_its_blocks)
+
+    def harmed(self, ledger: EngineLedger) -> Iterable[Harmed]:
+        """Return who is harmed now, for however short a time."""
+        raise NotImplementedError
+
+    def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
+        """Return a function that gives how many seconds a harm may last."""
+        raise NotImplementedError
+
+    def told(self, ledger: EngineLedger, late: Overdue, first: Harmed) -> FindingFields:
+        """Return its own evidence and explanation. A `case` is a cause that is known after all."""
+        raise NotImplementedError
+
+    def detect_unclaimed(
+        self, ledger: EngineLedger, settings: Settings, causes: Sequence[Judgement]
+    ) -> Iterator[Judgement]:
+        """Yield the requests that suffer for no reason that is known."""
+        state = ledger.state
+        if state.stopped_ns or state.mode != EngineMode.UNPAUSED:
+            return
+        found = {each.record.number: each for each in self.harmed(ledger) if _is_known(ledger, each.record)}
+        if not found:
+            return
+        claimed = claimed_requests(ledger, [cause for cause in causes if not cause.pending])
+        for_now = claimed_requests(ledger, causes)
+        grace_of, until_ns = self.grace_of(ledger, settings), ledger.looked_ns
+        since = {number: max(each.since_ns, state.mode_since_ns) for number, each in found.items()}
+        unclaimed = [
+            each.record
+            for number, each in found.items()
+            if each.record.id
+            not in (for_now if until_ns - since[number] < PENDING_TIMES * grace_of(each) * 1e9 else claimed)
+        ]
+        late = overdue_requests(
+            ledger,
+            unclaimed,
+            lambda record: since[record.number],
+            until_ns,
+            lambda record: grace_of(found[record.number]),
+        )
+        if late is not None:
+            first = found[late.records[0].number]
+            yield overdue_judgement(self, ledger, late, began_at=first.at, **self._fields(ledger, late, first))
+
+    def _fields(self, ledger: EngineLedger, late: Overdue, first: Harmed) -> FindingFields:
+        state, at = ledger.state, ledger.at
+        own = self.told(ledger, late, first)
+        blocks = sorted({block for record in late.records for block in record.blocks})
+        own["blocks"] = tuple(blocks)
+        own["evidence"] = (
+            seen("requests_harmed", len(late.records), "requests", at(first.at)),
+            seen("longest_harm_s", round(late.age_s, 1), "s", at(first.at)),
+            *own.get("evidence", ()),
+            seen("blocks_free", state.free, "blocks", at(state.places.pool)),
+            seen("blocks_held", len(blocks), "blocks", at(state.places.pool)),
+        )
+        unknown = "" if own.get("case") else " No other finding explains it, so the cause is not known."
+        own["explanation"] += (
+            f" The engine is not paused, its scheduler has gone over the queue since, and"
+            f" {counted(state.free, 'block')} of {state.usable:,} {'is' if state.free == 1 else 'are'} free.{unknown}"
+        )
+        return own
+
+
+def _is_known(ledger: EngineLedger, record: RequestState) -> bool:
+    """Return whether an event has named the request since events were last lost. An audit of the blocks does not show
+    that a request without any has ended, or runs.
+    """
+    if not ledger.losses:
+        return True
+    last = ledger.losses[-1]
+    if ledger.wall(max(record.since_ns, record.arrived_ns, record.progressed_ns)) > last.at_ns:
+        return True
+    places = (record.passed_over_at, record.refused_at, record.stalled_at)
+    return max(places) >> EVENT_BITS > last.after
+
+
+def without_token_s(ledger: EngineLedger, settings: Settings) -> float:
+    """Return for how long a request that runs may get no token, by the engine's own pace."""
+    least = settings(EARLY_S) if ledger.step_times.count < settings(EARLY_STEPS) else settings(NO_TOKEN_S)
+    slowest_s = max((seconds for _, seconds in ledger.step_times.steps), default=0.0)
+    return max(least, settings(TIMES_EXPECTED) * slowest_s)
+
+
+def whom(late: Overdue) -> str:
+    """Return `Request r-7` or `3 requests (r-7, r-8, r-9)`, for the beginning of a sentence."""
+    return requests_text(late) if len(late.records) == 1 else f"{requests_text(late)} ({listed(late.ids)})"
+
+
+def since_when(ledger: EngineLedger, late: Overdue) -> str:
+    """Return `since 14:02:11 (5.2 s)`."""
+    return f"{since_text(ledger, late)} ({duration(late.age_s)})"

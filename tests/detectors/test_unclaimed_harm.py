@@ -1,0 +1,175 @@
+"""harm.*: a client suffers and no other finding says why. Scenes of a real vLLM, and of an engine's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvscope.monitor.contract.kinds import Cause, EngineMode
+from kvscope.monitor.detectors.detector import Settings
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
+from kvscope.monitor.sources.recording import Recording
+from tests.detectors.spoken import Observer, recorded, value
+from tests.detectors.test_lost_request import Served
+
+
+def graver(observer: Observer) -> list[FindingReport]:
+    """Those of warning or above that ever fired."""
+    return [each for each in observer.watch.findings() if severity_at_least(each.severity, "warning")]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "culprits"),
+    [
+        ("run-slots-leak", "harm.unserved", ["q40", "q41", "q42", "q43", "q44", "q45"]),
+        ("sent-back-to-token-0", "harm.computed-again", ["loop"]),
+        ("priority-starves-60s", "harm.overtaken", ["low0"]),
+    ],
+)
+def test_clients_of_a_real_engine_that_suffer_for_no_known_cause_are_named(
+    tmp_path: Path, name: str, code: str, culprits: list[str]
+) -> None:
+    observer = recorded(name, tmp_path)
+    (finding,) = graver(observer)
+    assert (finding.code, finding.verdict, finding.culprits.requests) == (code, "confirmed", culprits)
+    assert all(each.excluded_by for each in finding.alternatives)
+
+
+def test_a_prompt_that_a_real_engine_computes_alone_for_75_s_harms_nobody(tmp_path: Path) -> None:
+    assert not graver(recorded("prefill-of-75s-alone", tmp_path))
+
+
+def test_the_policy_is_named_where_all_that_overtook_are_more_urgent(tmp_path: Path) -> None:
+    (finding,) = graver(recorded("priority-starves-60s", tmp_path))
+    assert finding.severity == "warning"
+    assert value(finding, "overtakers") == value(finding, "more_urgent_overtakers") > 0
+    assert "the policy starves it" in finding.explanation
+    assert "not known" not in finding.explanation
+
+
+def test_harm_is_told_in_seconds(tmp_path: Path) -> None:
+    recorded("run-slots-leak", tmp_path)
+    watch = Observer().watch
+    for record in Recording(tmp_path / "rec"):
+        watch.feed([record])
+        fired = [each for each in watch.findings("firing") if each.code == "harm.unserved"]
+        if fired:
+            break
+    assert value(fired[0], "longest_harm_s") < 10
+
+
+def left_out(scene: Served) -> None:
+    scene.arrive(1, [3, 4])
+    scene.arrive(2, [5])
+    scene.beats(25, queued=2)  # request 1 progresses in each step
+
+
+def test_a_request_that_no_step_computes_is_harmed() -> None:
+    scene = Served()
+    left_out(scene)
+    finding = scene.only("harm.no-progress")
+    assert (finding.culprits.requests, finding.culprits.blocks) == (["r-2"], [5])
+
+
+def test_the_harm_ends_when_a_cause_claims_it() -> None:
+    scene = Served()
+    left_out(scene)
+    assert scene.firing("harm.no-progress")
+    scene.log.not_scheduled(2, Cause.ZERO_TOKENS, 8)
+    for _ in range(15):
+        scene.beats(1, queued=2)
+    assert scene.only("stuck.zero-token").culprits.requests == ["r-2"]
+
+
+def test_a_cause_that_is_pending_is_told_first() -> None:
+    """The scheduler reports from the start that it leaves the request out: no moment for the harm alone."""
+    scene = Served()
+    scene.arrive(1, [3, 4])
+    scene.beats(22, queued=1)
+    scene.arrive(2, [5])
+    scene.log.not_scheduled(2, Cause.ZERO_TOKENS, 1)
+    scene.beats(15, queued=2)
+    assert scene.only("stuck.zero-token").culprits.requests == ["r-2"]
+    assert not [each for each in scene.watch.findings("resolved") if each.code.startswith("harm.")]
+
+
+def test_while_a_step_computes_nobody_is_harmed() -> None:
+    scene = Served()
+    scene.arrive(1, [3, 4])
+    scene.beats(22, queued=1)
+    scene.arrive(2, [5])
+    scene.log.step_launched(scene.outputs + 1, [1, 2], [1, 4])
+    scene.say()
+    scene.beats(50, queued=2, steps=False)
+    assert not [each for each in scene.alarms() if each.startswith("harm.")]
+
+
+def test_a_paused_engine_harms_nobody() -> None:
+    scene = Served()
+    left_out(scene)
+    scene.log.engine_mode(EngineMode.PAUSED_ALL)
+    scene.say()
+    scene.beats(5, queued=2, steps=False)
+    assert not [each for each in scene.firing() if each.code.startswith("harm.")]
+
+
+def waits_with_blocks(total: int, seconds: int = 75) -> Served:
+    """Request 1 gets tokens, request 2 waits and has two blocks."""
+    scene = Served(total=total)
+    scene.arrive(1, [1])
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.log.allocated(2, [2, 3])
+    scene.beats(seconds, queued=2)
+    return scene
+
+
+def passed_by(seconds: int, settings: Settings | None = None) -> Served:
+    """Request 2 waits, and request 3, which arrived later, is admitted."""
+    scene = Served(settings=settings or Settings())
+    scene.arrive(1, [1])
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.beats(1, queued=2)
+    scene.arrive(3, [4])
+    scene.beats(seconds, queued=3)
+    return scene
+
+
+def left_waiting(seconds: int) -> Served:
+    """One of two places is free, and the engine says that all are taken."""
+    scene = Served(max_num_seqs=2)
+    scene.arrive(1, [1])
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.log.not_scheduled(2, Cause.MAX_NUM_SEQS, 1)
+    scene.beats(seconds, queued=2)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("code", "begin", "grace_s"),
+    [
+        ("harm.overtaken", passed_by, 30),
+        ("harm.unserved", left_waiting, 30),
+        ("harm.held-blocks", lambda seconds: waits_with_blocks(9, seconds), 60),
+    ],
+)
+def test_harm_is_told_once_it_has_lasted(code: str, begin: Callable[[int], Served], grace_s: int) -> None:
+    assert not begin(grace_s - 3).firing(code)
+    (finding,) = begin(grace_s + 5).firing(code)
+    assert finding.culprits.requests == ["r-2"]
+
+
+@pytest.mark.parametrize(("total", "fires"), [(9, True), (10, False)])
+def test_a_quarter_of_the_pool_that_nobody_who_gets_tokens_has_is_harm(total: int, fires: bool) -> None:
+    found = waits_with_blocks(total).firing("harm.held-blocks")
+    assert [(each.culprits.blocks, each.culprits.requests) for each in found] == [([2, 3], ["r-2"])] * fires
+
+
+def test_blocks_that_another_finding_names_are_not_told_again() -> None:
+    scene = Served(total=9)
+    scene.arrive(1, [1])
+    scene.arrive(2, [2, 3])
+    scene.beats(75, queued=2)
+    assert [each.culprits.requests for each in scene.firing("harm.no-progress")] == [["r-2"]]
+    assert not scene.firing("harm.held-blocks")
