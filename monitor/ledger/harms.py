@@ -31,8 +31,8 @@ CLIENT_HARMS: Final = (
     Harm(
         "overtaken",
         "waits while requests that arrived later are admitted",
-        "s since the first of them, and overtakers that are not more urgent",
-        "first come, first served is what a client expects; priorities change the order and do not excuse starvation",
+        "s since the first of them that is not more urgent, and how many there are",
+        "first come, first served is what a client expects; priorities change the order, and excuse a few only",
     ),
     Harm(
         "no progress",
@@ -89,8 +89,9 @@ def overtaken(ledger: EngineLedger) -> Iterator[Harmed]:
         began_ns = _in_queue_since(record)
         over = [each for each in admitted if each.arrived_ns > record.arrived_ns and each.admitted_ns > began_ns]
         if over:
-            alike = sum(each.priority >= record.priority for each in over)
-            yield Harmed(record, min(each.admitted_ns for each in over), record.arrived_at, len(over), alike)
+            alike = [each for each in over if each.priority >= record.priority]
+            since_ns = min(each.admitted_ns for each in alike or over)
+            yield Harmed(record, since_ns, record.arrived_at, len(over), len(alike))
 
 
 def _in_queue(ledger: EngineLedger) -> list[RequestState]:
@@ -106,6 +107,11 @@ def _in_queue_since(record: RequestState) -> int:
     if not _OUTSIDE_WAITS.isdisjoint(record.waited_ns):
         return record.since_ns
     return max(record.arrived_ns, record.progressed_ns)
+
+
+def known_until_ns(ledger: EngineLedger) -> int:
+    """Return until when it is known what running requests got: the tokens of a step in flight come as it ends."""
+    return min([ledger.looked_ns, *(step.since_ns for step in ledger.state.in_flight.values())])
 
 
 def without_progress(ledger: EngineLedger) -> Iterator[Harmed]:
@@ -149,7 +155,9 @@ def held_without_progress(ledger: EngineLedger, until_ns: int, least: float) -> 
     still = sum(len(record.blocks) for record in running if record.progressed_ns <= until_ns)
     if balance.used - balance.running + still < least:
         return []
-    moving = {record.number for record in running if record.progressed_ns > until_ns}
+    # One that has ended or waits since then had its last token since then too: its blocks may go with the next event.
+    known = state.requests.values()
+    moving = {record.number for record in known if max(record.progressed_ns, record.finished_ns) > until_ns}
     old = [block for block, at_ns in enumerate(state.since) if at_ns <= until_ns and state.refs[block] > 0]
     found = [block for block in old if block >= state.reserved and moving.isdisjoint(state.owners(block))]
     return found if len(found) >= least else []

@@ -106,6 +106,31 @@ def test_while_a_step_computes_nobody_is_harmed() -> None:
     assert not [each for each in scene.alarms() if each.startswith("harm.")]
 
 
+def test_while_the_first_step_computes_nobody_is_harmed_though_the_scheduler_goes_on() -> None:
+    """With asynchronous scheduling the next step is launched before that one ends."""
+    scene = Served()
+    scene.arrive(2, [3, 4])
+    scene.log.step_launched(1, [2], [8])
+    scene.say()
+    for _ in range(80):
+        scene.passes += 10
+        scene.beats(1, queued=1, steps=False)
+    assert not [each for each in scene.alarms() if each.startswith("harm.")]
+
+
+@pytest.mark.parametrize(("priority", "found"), [(0, True), (5, True), (-1, False)])
+def test_one_that_is_more_urgent_may_overtake(priority: int, found: bool) -> None:
+    scene = Served()
+    scene.arrive(1, [1])
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.beats(1, queued=2)
+    scene.log.arrived(3, "r-3", 4, 8, priority, 1, 3)
+    scene.log.allocated(3, [4])
+    scene.log.admitted(3, 0)
+    scene.beats(90, queued=3)
+    assert bool(scene.firing("harm.overtaken")) == found
+
+
 def test_a_paused_engine_harms_nobody() -> None:
     scene = Served()
     left_out(scene)

@@ -123,3 +123,6 @@ def test_blocks_of_a_request_that_gets_tokens_are_not_held_in_vain() -> None:
     assert not held_without_progress(scene.ledger, until_ns, least=3)
     last = {each.record.id: each.since_ns for each in without_progress(scene.ledger)}
     assert last["r-1"] - last["r-2"] >= 60_000_000_000
+    scene.log.finished(1, Status.FINISHED_STOPPED)
+    scene.say()
+    assert held_without_progress(scene.ledger, until_ns, least=2) == [4, 5], "its blocks may go with the next event"

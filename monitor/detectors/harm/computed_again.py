@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ...base.text import duration
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import Harmed, computed_again
+from ...ledger.harms import Harmed, computed_again, known_until_ns
 from ..detector import Settings
 from ..judgement import seen
 from ..runbook_files import FindingFields
@@ -30,6 +30,10 @@ class ComputedAgain(RequestHarm):
     def harmed(self, ledger: EngineLedger) -> Iterable[Harmed]:
         """Return those that were sent back."""
         return computed_again(ledger)
+
+    def until_ns(self, ledger: EngineLedger) -> int:
+        """Return when the step in flight began, if there is one: it may have its token."""
+        return known_until_ns(ledger)
 
     def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
         """Return as long as harm.no-progress allows: tokens computed twice are no progress."""

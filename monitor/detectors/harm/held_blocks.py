@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...base.text import counted, duration, percent
 from ...contract.kinds import EngineMode
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import held_without_progress
+from ...ledger.harms import held_without_progress, known_until_ns
 from ..detector import Settings, Threshold
 from ..engine_pace import at_pace_s
 from ..judgement import ENGINE_PAUSED, NO_WORK, HoldsBlocks, Judgement, seen
@@ -41,7 +41,7 @@ class HeldBlocks(HarmDetector[HoldsBlocks]):
             return
         grace_s = at_pace_s(ledger, settings, self.grace_s)
         least = settings(self.least_share) * state.usable
-        held = held_without_progress(ledger, ledger.looked_ns - round(grace_s * 1e9), least)
+        held = held_without_progress(ledger, known_until_ns(ledger) - round(grace_s * 1e9), least)
         claimed = claimed_blocks(causes) if held else set()
         held = [block for block in held if block not in claimed]
         if not held or len(held) < least:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import Harmed, without_progress
+from ...ledger.harms import Harmed, known_until_ns, without_progress
 from ..detector import Settings
 from ..judgement import seen
 from ..runbook_files import FindingFields
@@ -43,6 +43,10 @@ class NoProgress(RequestHarm):
     def harmed(self, ledger: EngineLedger) -> Iterable[Harmed]:
         """Return those that run."""
         return without_progress(ledger)
+
+    def until_ns(self, ledger: EngineLedger) -> int:
+        """Return when the step in flight began, if there is one: it may have its token."""
+        return known_until_ns(ledger)
 
     def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
         """Return the same for all: by the engine's pace."""

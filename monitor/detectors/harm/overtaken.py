@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from ...base.text import counted
@@ -19,10 +20,11 @@ class Overtaken(RequestHarm):
     """Requests that wait while later ones are served.
 
     Sees: requests that arrived later than a waiting one and are admitted before it.
-    Confirmed when: for half a minute, or fifty of them that are not more urgent. If all were more urgent, the cause is
-    the policy, and said.
+    Confirmed when: one that is not more urgent, for half a minute, or fifty. Fifty that are all more urgent, for half a
+    minute: the cause is the policy then, and said.
     Likely when: events were lost.
-    Not when: it waits for something outside the scheduler, or another finding names it.
+    Not when: fewer overtook it and all are more urgent, it waits for something outside the scheduler, or another
+    finding names it.
     """
 
     code = "harm.overtaken"
@@ -30,17 +32,25 @@ class Overtaken(RequestHarm):
     title = "A request waits while requests that arrived later are served"
 
     grace_s = Threshold(30, "s", "the longest that a client who sees others served takes for a busy moment")
-    overtakers = Threshold(50, "requests", "no order but one that forgets it lets fifty as urgent pass first")
+    overtakers = Threshold(50, "requests", "no order but one that forgets it lets fifty pass first")
 
     def harmed(self, ledger: EngineLedger) -> Iterable[Harmed]:
         """Return those that others have overtaken."""
         return overtaken(ledger)
 
     def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
-        """Return `grace_s` at the engine's pace, and three steps once so many have overtaken it."""
+        """Return `grace_s` at the engine's pace, three steps once so many as urgent have overtaken it, and no end while
+        fewer have that are all more urgent.
+        """
         pace = pace_s(ledger, settings, MIN_STEPS)
         most, grace_s = settings(self.overtakers), max(settings(self.grace_s), pace)
-        return lambda harmed: pace if harmed.alike >= most else grace_s
+
+        def grace(harmed: Harmed) -> float:
+            if not harmed.alike and harmed.overtakers < most:
+                return math.inf
+            return pace if harmed.alike >= most else grace_s
+
+        return grace
 
     def told(self, ledger: EngineLedger, late: Overdue, first: Harmed) -> FindingFields:
         """Return by how many, and whether they were more urgent."""

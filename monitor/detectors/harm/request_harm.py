@@ -43,6 +43,10 @@ class RequestHarm(HarmDetector[Judgement]):
         """Return who is harmed now, for however short a time."""
         raise NotImplementedError
 
+    def until_ns(self, ledger: EngineLedger) -> int:
+        """Return until when the harm is known to have lasted."""
+        return ledger.looked_ns
+
     def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
         """Return a function that gives how many seconds a harm may last."""
         raise NotImplementedError
@@ -63,7 +67,7 @@ class RequestHarm(HarmDetector[Judgement]):
             return
         claimed = claimed_requests(ledger, [cause for cause in causes if not cause.pending])
         for_now = claimed_requests(ledger, causes)
-        grace_of, until_ns = self.grace_of(ledger, settings), ledger.looked_ns
+        grace_of, until_ns = self.grace_of(ledger, settings), self.until_ns(ledger)
         since = {number: max(each.since_ns, state.mode_since_ns) for number, each in found.items()}
         unclaimed = [
             each.record
