@@ -174,7 +174,7 @@ def test_a_report_of_every_code(code: str) -> None:
 
 
 def test_severities_are_ordered() -> None:
-    assert SEVERITIES == ("info", "warning", "error", "critical")
+    assert SEVERITIES == ("none", "info", "warning", "error", "critical")
     for severity in SEVERITIES:
         at_least = [bar for bar in SEVERITIES if severity_at_least(severity, bar)]
         assert at_least == list(SEVERITIES[: SEVERITIES.index(severity) + 1])
