@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -237,9 +238,28 @@ def metrics_progress(samples: Sequence[Sample]) -> tuple[str, int]:
             break
         since_ns = sample.at_ns or 0
     if _progress_of(last) == (None, None):
-        return "serving", 0  # a log, or a page that counts nothing
+        return _progress_by_lines(samples)
     allowed_ns = max(NO_PROGRESS_S * 1e9, LONGEST_STEPS * longest_ns)
     return ("stuck", since_ns) if at_ns - since_ns > allowed_ns else ("serving", 0)
+
+
+def _progress_by_lines(samples: Sequence[Sample]) -> tuple[str, int]:
+    """Return the same by the lines of a log, or by a page that counts nothing. A request that runs may be a prompt that
+    is computed for minutes before a line has its tokens. Where none runs, nobody is served.
+    """
+    stands = list(takewhile(_runs_nothing, reversed(samples)))
+    if not stands:
+        return "serving", 0
+    since_ns, at_ns = stands[-1].at_ns or 0, stands[0].at_ns or 0
+    return ("stuck", since_ns) if at_ns - since_ns >= NO_PROGRESS_S * 1e9 else ("unknown", 0)
+
+
+def _runs_nothing(sample: Sample) -> bool:
+    return (
+        sample.running == 0
+        and bool(sample.waiting)
+        and not (sample.generation_tokens_per_s or sample.prompt_tokens_per_s)
+    )
 
 
 def is_serving_between(samples: Sequence[Sample]) -> bool:

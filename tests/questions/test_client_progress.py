@@ -86,3 +86,39 @@ def test_a_page_whose_count_of_steps_stands_still_beside_a_queue_is_stuck() -> N
 )
 def test_others_are_not(watch: Pipeline, status: str) -> None:
     assert watch.engines()[0].status == status
+
+
+def lines(*running: int, generated: float = 0.0) -> Pipeline:
+    """A log's statistics, ten seconds apart, with three requests waiting."""
+    watch = Pipeline()
+    watch.feed(
+        Sample(
+            VLLM,
+            f"a.log:{number}",
+            BEGAN_NS + number * 10 * 10**9,
+            running=count,
+            waiting=3,
+            usage=0.9,
+            prompt_tokens_per_s=0.0,
+            generation_tokens_per_s=generated,
+            source="log",
+        )
+        for number, count in enumerate(running, start=1)
+    )
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("watch", "status", "since"),
+    [
+        (lines(1, 0, 0), "stuck", 2),
+        (lines(1, 0), "unknown", 0),
+        (lines(1, 1, 1), "serving", 0),  # one prompt may take minutes
+        (lines(0, 0, 1), "serving", 0),
+        (lines(0, 0, generated=9.0), "serving", 0),
+    ],
+)
+def test_a_log_in_which_nothing_runs_beside_a_queue_serves_nobody(watch: Pipeline, status: str, since: int) -> None:
+    (view,) = watch.engines()
+    assert view.status == status
+    assert wall_ns(view.status_since, 0) == BEGAN_NS + since * 10 * 10**9 if view.status_since else not since
