@@ -61,7 +61,13 @@ CLIENT_HARMS: Final = (
 )
 MOST_ASKED_OVERTAKEN: Final = 64
 """The most waiting requests that are compared with all that were admitted: those that arrived first."""
-_OUTSIDE_WAITS: Final = frozenset((int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)))
+_LACKS: Final = frozenset((int(Cause.LORA), int(Cause.ENCODER), int(Cause.CONNECTOR)))
+"""What one request lacks while it stands in the queue. Engines tell it of the first of them alone: where any request
+lacked it, one of which no reason was told may lack it too.
+"""
+_LEFT_OUT_FOR: Final = _LACKS | {int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)}
+"""Reasons of one request alone: the scheduler goes on to the next, which is no disorder of its queue."""
+_NO_REASON: Final = frozenset((int(Cause.NONE), int(Cause.NEW), int(Cause.UNKNOWN)))
 
 
 class Harmed(NamedTuple):
@@ -78,12 +84,14 @@ class Harmed(NamedTuple):
 
 def overtaken(ledger: EngineLedger) -> Iterator[Harmed]:
     """Yield the waiting requests that others have overtaken, as far as the ledger keeps those that have ended."""
-    waiting = _in_queue(ledger)
+    waiting = [record for record in _in_queue(ledger) if record.cause not in _LEFT_OUT_FOR]
     if not waiting:
         return
-    waiting = nsmallest(MOST_ASKED_OVERTAKEN, waiting, key=lambda record: record.arrived_ns)
-    first_ns = waiting[0].arrived_ns
     others = (*ledger.state.requests.values(), *ledger.ended)
+    if any(each.cause in _LACKS or not _LACKS.isdisjoint(each.waited_ns) for each in others):
+        waiting = [record for record in waiting if record.cause not in _NO_REASON]
+    waiting = nsmallest(MOST_ASKED_OVERTAKEN, waiting, key=lambda record: record.arrived_ns)
+    first_ns = waiting[0].arrived_ns if waiting else 0
     admitted = [each for each in others if each.admitted_ns and each.arrived_ns > first_ns]
     for record in waiting if admitted else ():
         began_ns = _in_queue_since(record)
@@ -103,8 +111,8 @@ def _in_queue(ledger: EngineLedger) -> list[RequestState]:
 
 
 def _in_queue_since(record: RequestState) -> int:
-    """Return since when the scheduler alone decides when it runs: what it waited for elsewhere does not count."""
-    if not _OUTSIDE_WAITS.isdisjoint(record.waited_ns):
+    """Return since when the queue alone decides when it runs: what it waited for by itself does not count."""
+    if not _LEFT_OUT_FOR.isdisjoint(record.waited_ns):
         return record.since_ns
     return max(record.arrived_ns, record.progressed_ns)
 

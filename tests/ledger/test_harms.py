@@ -96,6 +96,22 @@ def test_a_wait_for_something_outside_the_scheduler_is_no_place_in_the_queue() -
     assert [each.record.id for each in overtaken(scene.ledger)] == ["r-1"]
 
 
+@pytest.mark.parametrize("reason", [Cause.LORA, Cause.ENCODER, Cause.CONNECTOR])
+def test_those_that_pass_a_request_that_lacks_something_of_its_own_do_not_overtake_it(reason: Cause) -> None:
+    scene = Queue()
+    scene.queue(1)
+    scene.log.not_scheduled(1, reason, 1)
+    scene.queue(2)
+    scene.admit(2)
+    assert not list(overtaken(scene.ledger))
+    scene.log.not_scheduled(1, Cause.TOKEN_BUDGET, 1)
+    scene.say()
+    assert not list(overtaken(scene.ledger))
+    scene.queue(3)
+    scene.admit(3)
+    assert [(each.record.id, each.overtakers) for each in overtaken(scene.ledger)] == [("r-1", 1)]
+
+
 def test_requests_are_unserved_if_nothing_runs_or_the_places_are_not_taken() -> None:
     scene = Queue(max_num_seqs=2)
     scene.queue(1)
