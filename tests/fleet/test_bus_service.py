@@ -72,7 +72,8 @@ def test_a_service_without_nats_answers_as_one_with_nats_does(tmp_path: Path) ->
         (name,) = [each["engine"] for each in clients[0].get("/api/engines").json()]
         at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         until(lambda: all(each.get("/api/engines").json()[0]["at"] > at for each in clients), "both are past that time")
-        assert findings(clients[0]) == findings(clients[1])
+        # The one that came later has seen fewer transfers end, and is as sure as the other a moment later.
+        until(lambda: findings(clients[0]) == findings(clients[1]), "both find the same")
         parameters = {"engine": name, "at": at}
         requests = [client.get("/api/requests", params=parameters).json() for client in clients]
         alone, connected = ([each for each in known if not each["ended"]] for known in requests)

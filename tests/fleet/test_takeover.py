@@ -121,7 +121,7 @@ def test_a_dead_agents_engines_move_and_no_finding_fires_or_is_resolved(
         assert_each_once(later)
         assert all_leak(reader)
         assert [lacking_batches(heir, tmp_path, name, killed_ns) for name in sorted(moving)] == [[]] * len(moving)
-        assert {note.kind for note in fold_of(reader).annotations.values()} >= {"taken-over"}
+        until(lambda: "taken-over" in {note.kind for note in fold_of(reader).annotations.values()}, "the move is noted")
 
 
 def lacking_batches(heir: Service, folder: Path, name: str, killed_ns: int) -> list[int]:
