@@ -34,6 +34,7 @@ from .client_load import Crowd
 from .opposite_advice import opposite_advice
 from .scenarios import Scenario
 from .simulated_run import Named, SimulatedRun
+from .truth.claims import harms_told_first
 
 SLACK_S: Final = 10.0
 """The time that a finding may take beyond the class's own pending period."""
@@ -217,8 +218,12 @@ def _note_firing(watch: Pipeline, seen: Seen, at_s: float, step: int) -> None:
 def _problems(made: LabRun, scenario: Scenario, simulated: SimulatedRun, seen: Seen) -> Iterator[str]:
     code = scenario.code
     yield from seen.opposites
+    told_first = harms_told_first(code)
     for fired in seen.fired:
-        if fired.code != code and fired.code not in scenario.consequences:
+        if fired.code in told_first and scenario.requests is not None:
+            asked = scenario.requests(simulated)
+            yield from _compare("requests", seen.requests.get(fired.code, set()), Named(frozenset(), asked.most))
+        elif fired.code != code and fired.code not in scenario.consequences:
             yield f"false: {fired.code} at {fired.at_s:.1f} s: {fired.explanation}"
     if not code:
         return

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvscope.monitor.base.errors import Unreachable
+from kvscope.monitor.detectors.findings import is_grave
 from kvscope.monitor.detectors.judgement import SEVERITIES
 from kvscope.monitor.questions.client import ServiceClient
 
@@ -137,18 +138,19 @@ class Load:
 
 
 class Watcher:
-    """Polls the monitor's findings, and prints each change once."""
+    """Polls the monitor's findings, and prints the first of each code once its cause is likely."""
 
     def __init__(self, url: str) -> None:
         self.query = ServiceClient(url)
-        self.seen: dict[str, str] = {}
+        self.codes: set[str] = set()
 
     def look(self) -> str:
-        """Print the changes. Return one line about the engine now."""
+        """Print what is new. Return one line about the engine now."""
         with contextlib.suppress(Unreachable):
             for finding in self.query.findings("firing"):
-                if finding.id not in self.seen and finding.severity != "info":
-                    self.seen[finding.id] = finding.code
+                told = finding.code in self.codes or finding.verdict == "cannot-tell"
+                if not told and is_grave(finding.severity):
+                    self.codes.add(finding.code)
                     self._say(finding)
             for engine in self.query.engines():
                 used = f"{engine.usage:.0%} of the pool used" if engine.usage is not None else "pool not known yet"
@@ -167,11 +169,6 @@ class Watcher:
             console.print(Text(f"  Culprits: {', '.join(names[:6])}{more}"), width=100)
         console.print(Text(f"  Do now: {finding.do_now[0]}"), width=100)
         console.print()
-
-    @property
-    def codes(self) -> set[str]:
-        """The codes found so far."""
-        return set(self.seen.values())
 
 
 def play(seconds: float | None, load: Load, watcher: Watcher) -> None:

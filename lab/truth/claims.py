@@ -70,6 +70,8 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Prompts took the budget of a step. It is what a wave does to who runs, and also happens without one.
     "decode-starved": Claim(""),
     "ended-together": Claim("collapse.lockstep"),
+    # As the policy has it: it is harm to the client, and no fault of the engine.
+    "passed-by-more-urgent": Claim("", ("harm.overtaken",)),
     "prefix-missed": Claim("collapse.prefix-hits"),
     "prefix-flushed": Claim("collapse.cache-flushed"),
     # A cache that is too small for its prefixes: one more block would have kept them a little longer.
@@ -87,6 +89,18 @@ CLAIMS: Final[dict[str, Claim]] = {
     "memory-unnamed": Claim("sizing.elsewhere"),
 }
 
+_HELD, _WAITS = ("harm.held-blocks",), ("harm.unserved", "harm.overtaken")
+HARM_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("kept-by-connector", "kept-unpolled", "sent-while-asleep", "kept-by-fetch"), _HELD),
+    **dict.fromkeys(("lost-behind-fence", "lost-at-end", "lost-at-abort", "freed-by-lease", "kept-until-lease"), _HELD),
+    **dict.fromkeys(("outer-pin", "pinned-for-good"), _HELD),
+    **dict.fromkeys(("waits-with-blocks", "fetch-never-ends", "fetched-and-not-taken"), (*_HELD, *_WAITS)),
+    **dict.fromkeys(("needs-more-than-the-pool", "needs-more-than-is-left", "waits-behind-another"), _WAITS),
+    **dict.fromkeys(("ready-and-not-queued", "in-no-queue", "head-of-line", "capped-after-preemption"), _WAITS),
+    **dict.fromkeys(("engine-hangs", "rank-hangs"), ("harm.no-progress", *_HELD, *_WAITS)),
+    "runs-without-tokens": ("harm.no-progress", *_HELD),
+}
+"""What clients suffer by it, which harm.* tells as long as no cause claims it."""
 METRICS_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     "lost-at-end": ("leak.finished-held",),
     "lost-at-abort": ("leak.finished-held",),
@@ -96,6 +110,11 @@ METRICS_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
 """Codes that a kind of harm also makes true where metrics are all there is: they count blocks and steps, and name
 neither a block's holder nor why no step ends. Such findings name the code that only the stream distinguishes.
 """
+
+
+def harms_told_first(code: str) -> set[str]:
+    """Return the harm.* codes that may rightly be found before this code names the cause."""
+    return {harm for kind, harms in HARM_CLAIMS.items() if CLAIMS[kind].named_by == code for harm in harms}
 
 
 def codes_named(harms: Iterable[Harm]) -> dict[str, Harm]:
@@ -109,14 +128,10 @@ def codes_named(harms: Iterable[Harm]) -> dict[str, Harm]:
 
 
 def harms_behind(code: str, harms: Iterable[Harm], source: str = "stream") -> list[Harm]:
-    """Return the harms that make a finding of this code from this source of evidence true. harm.* names no cause: any
-    harm makes it true.
-    """
-    if code.startswith("harm."):
-        return list(harms)
+    """Return the harms that make a finding of this code from this source of evidence true."""
     return [harm for harm in harms if code in _codes_made_true(harm.kind, source)]
 
 
 def _codes_made_true(kind: str, source: str) -> tuple[str, ...]:
-    more = METRICS_CLAIMS.get(kind, ()) if source == "metrics" else ()
+    more = METRICS_CLAIMS.get(kind, ()) if source == "metrics" else HARM_CLAIMS.get(kind, ())
     return (CLAIMS[kind].named_by, *CLAIMS[kind].also, *more)

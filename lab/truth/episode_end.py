@@ -36,6 +36,7 @@ WasteKind = Literal[
     "queued-for-blocks",
     "queued-for-unfilled-blocks",
     "decode-starved",
+    "passed-by-more-urgent",
     "ended-together",
     "prefix-missed",
     "prefix-flushed",

@@ -4,7 +4,6 @@ detector.py   the base class, what a detector declares, and what it returns
 registry.py   the detectors there are, those of other distributions, and `judge_engine`, which runs them all
 runbook_files.py  the runbook of each code, from the wheel or the checkout
 measured_harm.py   severity by what is measured of a finding's effect, and its alternatives
-unclaimed_harm.py  the base of harm.*: who suffers though no other finding says why
 written/      what the text of a log or a report shows beside its statistics
 leak/ stuck/ thrash/ collapse/ corrupt/ sizing/ imbalance/ held/ blind/ harm/   a module for each code, and shared parts
 

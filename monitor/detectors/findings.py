@@ -419,6 +419,11 @@ def severity_at_least(severity: Severity, bar: Severity) -> bool:
     return SEVERITIES.index(severity) >= SEVERITIES.index(bar)
 
 
+def is_grave(severity: str) -> bool:
+    """Whether it is more than information or a hypothesis."""
+    return severity not in ("none", "info")
+
+
 def finding_order(finding: Finding) -> tuple[int, int, int, int]:
     """Order by severity, then by effects, then by age. Hypotheses come last, the most probable first."""
     rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0

@@ -30,9 +30,9 @@ from ..base import plugins
 from ..base.plugins import Plugin, PluginRegistry, PluginTimeout, call_within
 from ..ledger.engine_ledger import EngineLedger
 from .detector import SIGNALS, CanCause, Detector, Settings, Signal, Threshold, signals_of
+from .harm.unclaimed_harm import HarmDetector
 from .judgement import SEVERITIES, HoldsBlocks, Judgement, TextJudgement
 from .runbook_files import runbook_text
-from .unclaimed_harm import HarmDetector
 from .written import judge_text
 
 DETECT_DEADLINE_S: Final = 2.0

@@ -54,7 +54,7 @@ CLIENT_HARMS: Final = (
     ),
     Harm(
         "held by no one who progresses",
-        "blocks in use that no request which gets tokens has in its table",
+        "blocks in use that no request which gets tokens has in its table, and no transfer, pin or session keeps",
         "blocks that have been so for a time, as a share of the pool",
         "the pool is smaller for every client, and nobody gains by it",
     ),
@@ -65,7 +65,7 @@ _LACKS: Final = frozenset((int(Cause.LORA), int(Cause.ENCODER), int(Cause.CONNEC
 """What one request lacks while it stands in the queue. Engines tell it of the first of them alone: where any request
 lacked it, one of which no reason was told may lack it too.
 """
-_LEFT_OUT_FOR: Final = _LACKS | {int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)}
+LEFT_OUT_FOR: Final = _LACKS | {int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)}
 """Reasons of one request alone: the scheduler goes on to the next, which is no disorder of its queue."""
 _NO_REASON: Final = frozenset((int(Cause.NONE), int(Cause.NEW), int(Cause.UNKNOWN)))
 
@@ -84,7 +84,7 @@ class Harmed(NamedTuple):
 
 def overtaken(ledger: EngineLedger) -> Iterator[Harmed]:
     """Yield the waiting requests that others have overtaken, as far as the ledger keeps those that have ended."""
-    waiting = [record for record in _in_queue(ledger) if record.cause not in _LEFT_OUT_FOR]
+    waiting = [record for record in _in_queue(ledger) if record.cause not in LEFT_OUT_FOR]
     if not waiting:
         return
     others = (*ledger.state.requests.values(), *ledger.ended)
@@ -112,7 +112,7 @@ def _in_queue(ledger: EngineLedger) -> list[RequestState]:
 
 def _in_queue_since(record: RequestState) -> int:
     """Return since when the queue alone decides when it runs: what it waited for by itself does not count."""
-    if not _LEFT_OUT_FOR.isdisjoint(record.waited_ns):
+    if not LEFT_OUT_FOR.isdisjoint(record.waited_ns):
         return record.since_ns
     return max(record.arrived_ns, record.progressed_ns)
 
@@ -155,17 +155,26 @@ def has_room(ledger: EngineLedger, record: RequestState) -> bool:
     return blocks_to_run(ledger.state, ledger.description, record) - len(record.blocks) <= ledger.state.free
 
 
-def held_without_progress(ledger: EngineLedger, until_ns: int, least: float) -> list[int]:
-    """Return the blocks that no request has had since `until_ns` which got a token since. Empty if there are fewer than
-    `least`.
+def held_without_progress(ledger: EngineLedger, until_ns: int, least: float) -> dict[int, int]:
+    """Return the blocks that no request which gets tokens has had since `until_ns` or earlier, with since when. Empty
+    if there are fewer than `least`.
+
+    A block is held in vain from the last token of its last owner on, or from that owner's end: until then it was used.
+    What a transfer, a pin or a session is announced to keep has codes of its own, which know how long each may take.
     """
     state, balance, running = ledger.state, ledger.balance(), ledger.living().running
     still = sum(len(record.blocks) for record in running if record.progressed_ns <= until_ns)
     if balance.used - balance.running + still < least:
-        return []
-    # One that has ended or waits since then had its last token since then too: its blocks may go with the next event.
-    known = state.requests.values()
-    moving = {record.number for record in known if max(record.progressed_ns, record.finished_ns) > until_ns}
-    old = [block for block, at_ns in enumerate(state.since) if at_ns <= until_ns and state.refs[block] > 0]
-    found = [block for block in old if block >= state.reserved and moving.isdisjoint(state.owners(block))]
-    return found if len(found) >= least else []
+        return {}
+    kept = set(state.pinned).union(*(deferral.blocks for deferral in state.deferrals.values()))
+    kept.update(block for record in ledger.living().waiting if is_outside(record) for block in record.blocks)
+    used_ns = {n: max(record.progressed_ns, record.finished_ns) for n, record in state.requests.items()}
+    found = {
+        block: since_ns
+        for block, began_ns in enumerate(state.since)
+        if block >= state.reserved
+        and state.refs[block] > 0
+        and block not in kept
+        and (since_ns := max([began_ns, *(used_ns.get(owner, 0) for owner in state.owners(block))])) <= until_ns
+    }
+    return found if len(found) >= least else {}

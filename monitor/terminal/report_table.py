@@ -17,8 +17,8 @@ from .report import BalanceReport, Report, TargetReport
 from .terminal import clock, put_line, wrapped
 from .watch_mode import Change
 
-SIGNS = {"info": "·", "warning": "‼", "error": "×", "critical": "×"}
-STYLES = {"info": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
+SIGNS = {"none": "?", "info": "·", "warning": "‼", "error": "×", "critical": "×"}
+STYLES = {"none": "bold", "info": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
 REPORT_HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
 LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 REPORT_BAR = 34
@@ -53,7 +53,7 @@ def report_table(report: Report, console: Console) -> None:
 
 def _report_hypotheses(report: Report, console: Console) -> None:
     for finding in report.hypotheses():
-        put_line(console, f"? {finding.code}", "bold")
+        put_line(console, f"{SIGNS[finding.severity]} {finding.code}", STYLES[finding.severity])
         wrapped(console, finding.explanation, "  ")
         for text in finding.do_now:
             wrapped(console, text, "  Do now     ")

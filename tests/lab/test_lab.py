@@ -92,6 +92,13 @@ def test_what_is_not_as_it_should_be_is_said_and_kept(
     assert wrong.fault in capsys.readouterr().out
 
 
+def test_a_harm_that_is_told_before_its_cause_names_those_alone_who_suffer(tmp_path: Path) -> None:
+    busy = scenario("stuck.zero-token:every=4 busy")
+    assert live(busy, seed=1, keep=tmp_path).problems == []
+    wrong = live(replace(busy, requests=among(no_requests)), seed=1, keep=tmp_path)
+    assert sum("requests named that the fault did not affect" in problem for problem in wrong.problems) == 2
+
+
 def test_the_monitor_is_not_told_which_faults_are_on(tmp_path: Path) -> None:
     made = live(replace(LEAK, seconds=3.0), seed=0, keep=tmp_path)
     kept = Path(made.kept)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvscope.engine.faults import PLACES
-from kvscope.lab.truth.claims import CLAIMS, codes_named, harms_behind
+from kvscope.lab.truth.claims import CLAIMS, HARM_CLAIMS, codes_named, harms_behind
 from kvscope.lab.truth.episode_end import EpisodeEnd, KeptBlocks, ObservedWaste, UnfinishedRequest, WasteKind
 from kvscope.lab.truth.what_happened import decide
 from kvscope.lab.waste_log import WasteLog
@@ -125,6 +125,14 @@ def test_a_harm_is_named_by_one_code_and_bears_others_out() -> None:
     assert list(codes_named(harms)) == ["leak.deferred-free-stalled"]
     assert harms_behind("leak.unaccounted", harms) == harms
     assert harms_behind("leak.finished-held", harms) == []
+
+
+def test_what_happened_bears_out_the_harm_that_it_does_and_no_other() -> None:
+    assert HARM_CLAIMS.keys() <= CLAIMS.keys()
+    wave = decide(end(observed=[ObservedWaste("ended-together", 5.0, 9.0, 4)]))
+    kept = decide(end(kept=[KeptBlocks("nothing", [3], 5.0, "r", "fence")]))
+    assert harms_behind("harm.held-blocks", kept) == kept
+    assert harms_behind("harm.overtaken", kept) == harms_behind("harm.held-blocks", wave) == []
 
 
 def test_a_wave_is_in_lockstep_and_a_step_without_next_tokens_alone_is_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.contract.kinds import Cause, Preempt, Status
+from kvscope.monitor.contract.kinds import Cause, Holder, Preempt, Status
 from kvscope.monitor.ledger.harms import computed_again, held_without_progress, overtaken, unserved, without_progress
 from tests.detectors.spoken import Spoken
 
@@ -135,10 +135,29 @@ def test_blocks_of_a_request_that_gets_tokens_are_not_held_in_vain() -> None:
     scene.log.progressed([1], [4], [0])
     scene.say()
     until_ns = scene.ledger.state.now_ns - 30_000_000_000
-    assert held_without_progress(scene.ledger, until_ns, least=2) == [4, 5]
+    assert held_without_progress(scene.ledger, until_ns, least=2).keys() == {4, 5}
     assert not held_without_progress(scene.ledger, until_ns, least=3)
     last = {each.record.id: each.since_ns for each in without_progress(scene.ledger)}
     assert last["r-1"] - last["r-2"] >= 60_000_000_000
     scene.log.finished(1, Status.FINISHED_STOPPED)
     scene.say()
-    assert held_without_progress(scene.ledger, until_ns, least=2) == [4, 5], "its blocks may go with the next event"
+    held = held_without_progress(scene.ledger, until_ns, least=2)
+    assert held.keys() == {4, 5}, "its blocks may go with the next event"
+    scene.log.progressed([2], [4], [0])
+    scene.say()
+    token_ns = scene.ledger.state.now_ns
+    scene.wait(60)
+    held = held_without_progress(scene.ledger, scene.ledger.state.now_ns, least=2)
+    assert {held[4], held[5]} == {token_ns}, "until then they were used"
+
+
+def test_blocks_that_a_transfer_keeps_or_brings_are_judged_by_how_long_transfers_take() -> None:
+    scene = Spoken()
+    scene.arrive(1, [1, 2, 3])
+    scene.arrive(2, [4, 5])
+    scene.log.waiting_on(2, Status.WAITING_FOR_REMOTE_KVS)
+    scene.log.finished(1, Status.FINISHED_STOPPED)
+    scene.log.free_deferred(1, [1, 2, 3], Holder.CONNECTOR)
+    scene.say()
+    scene.wait(60)
+    assert not held_without_progress(scene.ledger, scene.ledger.state.now_ns, least=1)

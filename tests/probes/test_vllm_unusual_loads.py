@@ -20,7 +20,6 @@ HEALTHY = (
     "abort_storm",
     "resets_under_load",
     "samples_of_one_prompt",
-    "low_class_waits_its_turn",
     "long_pause",
     "grammars_take_their_time",
     "drafts_never_accepted",
@@ -36,6 +35,7 @@ HEALTHY = (
     "scores_of_one_prompt",
 )
 LOSING = {f"leaves-{number}" for number in range(12)}
+STARVES = "low_class_waits_its_turn"
 STALLS = "a_step_of_forty_seconds"
 NAMED = {
     "one_send_never_reported": ("leak.finished-held", "likely", {"keep-0"}),
@@ -55,7 +55,15 @@ NAMED = {
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All loads: one process, since vLLM takes ten seconds to import."""
     directory = tmp_path_factory.mktemp("loads")
-    run("tests.probes.bare_incidents", str(save_model(directory / "model")), str(directory), *HEALTHY, *NAMED, STALLS)
+    run(
+        "tests.probes.bare_incidents",
+        str(save_model(directory / "model")),
+        str(directory),
+        *HEALTHY,
+        *NAMED,
+        STARVES,
+        STALLS,
+    )
     return directory
 
 
@@ -73,6 +81,16 @@ def test_a_fault_beside_a_load_is_named_and_nothing_else(name: str, directory: P
     assert played.fired.keys() == {code}
     finding = played.firing()[code]
     assert (finding.verdict, set(finding.culprits.requests)) == (verdict, requests)
+
+
+def test_a_class_that_the_policy_starves_is_told_while_it_waits(directory: Path) -> None:
+    played = Played(directory / STARVES)
+    assert played.fired.keys() == {"harm.overtaken"}
+    finding = played.fired["harm.overtaken"]
+    assert (finding.verdict, finding.severity) == ("confirmed", "warning")
+    assert set(finding.culprits.requests) == {f"low-{number}" for number in range(6)}
+    assert "the policy starves it" in finding.explanation
+    assert not played.firing()
 
 
 def test_a_step_of_forty_seconds_is_a_stall_while_it_lasts(directory: Path) -> None:

@@ -9,7 +9,7 @@ from dash import html
 
 from kvscope.monitor.base.errors import NotKnown
 from kvscope.monitor.base.text import counted
-from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EventView, NotificationsView, PointView
 
@@ -196,7 +196,7 @@ def _chart(here: Here, finding: FindingReport, points: Sequence[PointView]) -> l
 
 def _onset(place: PagePlace, finding: FindingReport, window: PageWindow) -> list[ChartMark]:
     """Where it began, and where it ended."""
-    grave = "warning" if finding.severity in ("warning", "info") else "error"
+    grave = "error" if severity_at_least(finding.severity, "error") else "warning"
     found = []
     for at, words in ((finding.since, f"It began: {finding.title}"), (finding.resolved_at, "It was over")):
         at_ns = wall_ns(at, 0) if at else 0

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.monitor.base.text import counted, in_words
-from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.detectors.findings import FindingReport, is_grave
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView, ExplanationView, PointView
 
@@ -117,7 +117,7 @@ def _explanation(here: Here, explained: ExplanationView) -> list[Any]:
     """Return sentences, of which those about findings lead to them. Mere information stays in the view of findings."""
     codes = {finding.code for finding in explained.findings}
     sentences = [sentence for sentence in explained.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
-    grave = [finding for finding in explained.findings if finding.severity != "info"]
+    grave = [finding for finding in explained.findings if is_grave(finding.severity)]
     return [
         html.H2("Activity"),
         html.P(" ".join(sentences), className="explanation"),
@@ -146,7 +146,7 @@ def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[ChartM
     """Return the marks of the window, in order: findings, preemptions, epochs of the engine."""
     marks = _preemptions(here, points)
     for finding in query.findings(None, here.name, here.window.since, here.window.until):
-        if finding.since and finding.severity != "info":
+        if finding.since and is_grave(finding.severity):
             href = here.place.to("finding", id=finding.id)
             grave = finding.severity != "warning"
             marks.append(ChartMark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ...base.text import duration
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import Harmed, computed_again, known_until_ns
-from ..detector import Settings
+from ...ledger.harms import Harmed, computed_again
 from ..judgement import seen
 from ..runbook_files import FindingFields
 from ..stuck.waiting_requests import Overdue
-from .request_harm import RequestHarm, since_when, whom, without_token_s
+from .request_harm import TokenHarm, since_when, whom
 
 
-class ComputedAgain(RequestHarm):
+class ComputedAgain(TokenHarm):
     """Requests that compute the same tokens again, for no reason that is known.
 
     Sees: a running request whose computed tokens fall without a preemption, and do not come further than before.
@@ -30,15 +29,6 @@ class ComputedAgain(RequestHarm):
     def harmed(self, ledger: EngineLedger) -> Iterable[Harmed]:
         """Return those that were sent back."""
         return computed_again(ledger)
-
-    def until_ns(self, ledger: EngineLedger) -> int:
-        """Return when the step in flight began, if there is one: it may have its token."""
-        return known_until_ns(ledger)
-
-    def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
-        """Return as long as harm.no-progress allows: tokens computed twice are no progress."""
-        grace_s = without_token_s(ledger, settings)
-        return lambda _harmed: grace_s
 
     def told(self, ledger: EngineLedger, late: Overdue, first: Harmed) -> FindingFields:
         """Return how far the first had come, and who waits meanwhile."""

@@ -11,13 +11,13 @@ from ...ledger.harms import held_without_progress, known_until_ns
 from ..detector import Settings, Threshold
 from ..engine_pace import at_pace_s
 from ..judgement import ENGINE_PAUSED, NO_WORK, HoldsBlocks, Judgement, seen
-from ..unclaimed_harm import HarmDetector, claimed_blocks
+from .unclaimed_harm import HarmDetector, claimed_blocks
 
 
 class HeldBlocks(HarmDetector[HoldsBlocks]):
     """Blocks that no one who progresses holds, for no reason that is known.
 
-    Sees: blocks in use that no request which gets tokens has in its table.
+    Sees: blocks in use that no request which gets tokens has in its table, and no transfer, pin or session keeps.
     Confirmed when: the same blocks for a minute, a quarter of the pool together. The verdict is about the harm, not its
     cause.
     Likely when: events were lost.
@@ -43,12 +43,12 @@ class HeldBlocks(HarmDetector[HoldsBlocks]):
         least = settings(self.least_share) * state.usable
         held = held_without_progress(ledger, known_until_ns(ledger) - round(grace_s * 1e9), least)
         claimed = claimed_blocks(causes) if held else set()
-        held = [block for block in held if block not in claimed]
+        held = {block: since_ns for block, since_ns in held.items() if block not in claimed}
         if not held or len(held) < least:
             return
         owners = {number for block in held for number in state.owners(block)}
         records = [state.requests[number] for number in sorted(owners) if number in state.requests]
-        since_ns = max(state.since[block] for block in held)
+        since_ns = max(held.values())
         share = len(held) / state.usable
         yield self.holding(
             ledger,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import Harmed, known_until_ns, without_progress
-from ..detector import Settings
+from ...ledger.harms import Harmed, without_progress
 from ..judgement import seen
 from ..runbook_files import FindingFields
 from ..stuck.waiting_requests import Overdue
@@ -15,14 +14,13 @@ from .request_harm import (
     EARLY_STEPS,
     NO_TOKEN_S,
     TIMES_EXPECTED,
-    RequestHarm,
+    TokenHarm,
     since_when,
     whom,
-    without_token_s,
 )
 
 
-class NoProgress(RequestHarm):
+class NoProgress(TokenHarm):
     """Running requests that get no token, for no reason that is known.
 
     Sees: steps that are launched, and a request that runs and gets a token from none of them.
@@ -43,15 +41,6 @@ class NoProgress(RequestHarm):
     def harmed(self, ledger: EngineLedger) -> Iterable[Harmed]:
         """Return those that run."""
         return without_progress(ledger)
-
-    def until_ns(self, ledger: EngineLedger) -> int:
-        """Return when the step in flight began, if there is one: it may have its token."""
-        return known_until_ns(ledger)
-
-    def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
-        """Return the same for all: by the engine's pace."""
-        grace_s = without_token_s(ledger, settings)
-        return lambda _harmed: grace_s
 
     def told(self, ledger: EngineLedger, late: Overdue, first: Harmed) -> FindingFields:
         """Return how far the first has come."""

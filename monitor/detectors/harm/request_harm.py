@@ -12,14 +12,14 @@ from ...base.text import counted, duration, listed
 from ...contract.kinds import EngineMode
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.engine_state import EVENT_BITS
-from ...ledger.harms import Harmed
+from ...ledger.harms import Harmed, known_until_ns
 from ...ledger.records import RequestState
 from ..detector import Causes, Settings, Threshold
 from ..judgement import ENGINE_PAUSED, NO_WORK, Judgement, hits_its_blocks, seen
 from ..runbook_files import FindingFields
 from ..stuck.waiting_requests import Overdue, overdue_judgement, overdue_requests, requests_text, since_text
-from ..unclaimed_harm import HarmDetector, claimed_requests
 from .held_blocks import HeldBlocks
+from .unclaimed_harm import HarmDetector, claimed_requests
 
 PENDING_TIMES: Final = 3
 """A pending finding claims a harm until it has lasted so many times as long as it may: a cause that is seen by then has
@@ -104,6 +104,19 @@ class RequestHarm(HarmDetector[Judgement]):
             f" {counted(state.free, 'block')} of {state.usable:,} {'is' if state.free == 1 else 'are'} free.{unknown}"
         )
         return own
+
+
+class TokenHarm(RequestHarm):
+    """Finds running requests that come no further: for longer than the engine's own pace explains."""
+
+    def until_ns(self, ledger: EngineLedger) -> int:
+        """Return when the step in flight began, if there is one: it may have their token."""
+        return known_until_ns(ledger)
+
+    def grace_of(self, ledger: EngineLedger, settings: Settings) -> Callable[[Harmed], float]:
+        """Return the same for all: by the engine's pace."""
+        grace_s = without_token_s(ledger, settings)
+        return lambda _harmed: grace_s
 
 
 def _is_known(ledger: EngineLedger, record: RequestState) -> bool:

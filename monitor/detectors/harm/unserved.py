@@ -7,7 +7,7 @@ from typing import Final
 
 from ...contract.kinds import Cause
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import Harmed, has_room, unserved
+from ...ledger.harms import LEFT_OUT_FOR, Harmed, has_room, unserved
 from ..detector import Causes, Settings, Threshold
 from ..judgement import Judgement, hits_its_blocks, hits_its_requests, seen
 from ..runbook_files import FindingFields
@@ -16,9 +16,7 @@ from .held_blocks import HeldBlocks
 from .overtaken import Overtaken
 from .request_harm import RequestHarm, since_when, whom, without_token_s
 
-_OTHER_REASONS: Final = frozenset(
-    map(int, (Cause.KV_BLOCKS, Cause.ENCODER, Cause.LORA, Cause.CONNECTOR, Cause.REMOTE_KV, Cause.GRAMMAR))
-)
+_OTHER_REASONS: Final = LEFT_OUT_FOR | {int(Cause.KV_BLOCKS)}
 """Reasons that may hold though nothing runs: codes of their own judge them."""
 
 

@@ -138,9 +138,9 @@ class FinishedHeld(StreamDetector[HoldsBlocks]):
             evidence=_held_evidence(ledger, held, records),
             explanation=(
                 f"{counted(count, 'finished request')} still {'holds' if count == 1 else 'hold'}"
-                f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). At the end of each,"
-                f" {connector_text(ledger)} asked to keep its blocks until it had sent them, and never reported"
-                f" completion. {oldest_deferral_text(ledger, held)}"
+                f" {counted(len(held.blocks), 'block')} ({percent(held.share)} of the pool). At"
+                f" {'its end' if count == 1 else 'the end of each'}, {connector_text(ledger)} asked to keep its"
+                f" blocks until it had sent them, and never reported completion. {oldest_deferral_text(ledger, held)}"
             ),
             case="If the connector shows no lease" if unknown_lease else "",
             numbers={either_kind(**flags): at_hand(ledger, **flags) for flags in (LEASE_FLAGS, CONNECTOR_FLAGS)},

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..ledger.engine_ledger import EngineLedger
-from .detector import JudgementT, Settings, StreamDetector
-from .judgement import Judgement
-from .measured_harm import waiting_for_blocks
+from ...ledger.engine_ledger import EngineLedger
+from ..detector import JudgementT, Settings, StreamDetector
+from ..judgement import Judgement
+from ..measured_harm import waiting_for_blocks
 
 
 class HarmDetector(StreamDetector[JudgementT]):
