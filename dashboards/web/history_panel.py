@@ -43,9 +43,10 @@ def of_request(place: PagePlace, detail: RequestDetail) -> list[Any]:
         html.Dl([part for name, value in facts for part in (html.Dt(name), html.Dd(value))], className="facts"),
     ]
     if detail.blocks:
+        shared = f", {request.shared_blocks:,} of them shared" if request.shared_blocks else ""
         links = ui.block_links(place, engine, detail.blocks, MOST_SPANS)
         parts += [
-            html.H3(f"Holds {counted(len(detail.blocks), 'block')}"),
+            html.H3(f"Holds {counted(request.blocks, 'block')}{shared}"),
             html.P(links, className="blocks"),
             html.P(html.A("Show them on the block map", href=place.to("blocks", engine=engine, id=request.id))),
         ]

@@ -35,7 +35,8 @@ What is computed from a ledger:
     wait_graph.py         what a request waits for, who holds that and whether the holder moves, down to live reasons
     event_history.py      the events about a block or a request, lists of events, and the phases of a request's life
     request_latency.py    how long requests waited, as percentiles
-    retained_blocks.py    blocks allocated in a window and not freed
+    pool_account.py       who holds how much of the pool: each block once, and what each request shares
+    retained_blocks.py    the blocks that are held, and the fate of those allocated in a window
     usage_drop.py         every block that became free in a window, by reason
     prefix_tree.py        the prefix cache as a forest
     pool_imbalance.py     whether every block counts once, and what an idle engine still holds

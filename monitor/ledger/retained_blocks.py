@@ -1,8 +1,9 @@
-"""Blocks allocated in a window of time and not freed: which request has them, since when and why.
+"""The blocks that are held, by request and reason, and what became of those that were allocated in a window of time.
 
-The window is replayed from its batches, over the reference counts before it. Those come from the counts at its end,
-with all events since undone. A residency begins when a free block gets an owner, and ends when the last owner frees it.
-Each residency that begins in the window is over by its end, or among those that are held.
+What is held is a state: it does not depend on the window. The window is replayed from its batches, over the reference
+counts before it. Those come from the counts at its end, with all events since undone. A residency begins when a free
+block gets an owner, and ends when the last owner frees it. Each residency that begins in the window is over by its end,
+or its block is among those that are held.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..base.text import timestamp
 from ..contract.kinds import Status, name_of
 from .engine_ledger import EngineLedger
 from .event_history import request_names, scan_events
+from .pool_account import holders
 from .pool_forecast import IdleFloors
 from .tally import RESIDENCY_BOUNDS_S, Histogram
 from .usage_drop import USAGE_CHANGES, references_before
@@ -24,8 +26,8 @@ MAX_RETAINED_IDS: Final = 1_000
 
 
 class RetainedGroup(msgspec.Struct, frozen=True):
-    """Blocks handed out in a window and not free by its end, that one owner has in one state for one reason. `since`:
-    when the first of them was allocated. `ids` has the first of them. `owner` is empty where no owner is known.
+    """Blocks that count under one owner in one state for one reason. `since`: when the first of them came into use.
+    `ids` has the first of them. `owner` is empty where no owner is known.
     """
 
     owner: str
@@ -52,12 +54,15 @@ class IdleFloorView(msgspec.Struct, frozen=True):
 
 
 class RetainedBlocksView(msgspec.Struct, frozen=True):
-    """The fate of the blocks that were allocated in a window. `held`: not free by its end, the oldest first.
+    """The blocks that are held at the end of a window, whenever they were allocated, and the fate of the blocks that
+    were allocated in it.
 
-    allocated    times that a block was handed out, or taken over from the prefix cache without an owner
-    freed        of these, given back within the window; `lifetimes` says after how long
-    warm         of these, given back, and kept for their prefix alone at the end: a cache, not a leak
-    is_whole     whether all events of the window are still kept, and none was lost
+    held           by owner, the oldest first: every block in use once, `held_blocks` in all
+    allocated      times that a block was handed out, or taken over from the prefix cache without an owner
+    freed          of these, given back within the window; `lifetimes` says after how long
+    unfreed        of these, not given back by its end: they are among those that are held
+    still_cached   of the blocks given back, kept for their prefix alone at the end: a cache, not a leak
+    is_complete    whether all events of the window are still kept, and none was lost
     """
 
     engine: str
@@ -66,6 +71,7 @@ class RetainedBlocksView(msgspec.Struct, frozen=True):
     is_complete: bool
     allocated: int
     freed: int
+    unfreed: int
     still_cached: int
     held_blocks: int
     held: list[RetainedGroup]
@@ -74,7 +80,9 @@ class RetainedBlocksView(msgspec.Struct, frozen=True):
 
 
 def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
-    """Return the blocks allocated since `since_ns` (wall), by the batches and points that the ledger has."""
+    """Return the blocks that are held, and the fate of those allocated since `since_ns` (wall), by the batches and
+    points that the ledger has.
+    """
     window = [batch for batch in ledger.recent if batch.wall_ns >= since_ns and batch.epoch == ledger.epoch]
     refs = references_before(ledger, window)
     born: dict[int, int] = {}
@@ -103,9 +111,10 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
         is_complete=_is_whole(ledger, since_ns),
         allocated=taken,
         freed=len(lifetimes),
+        unfreed=len(born),
         still_cached=sum(state.refs[block] <= 0 and bool(state.hashes[block]) for block in given_back),
-        held_blocks=len(born),
-        held=_by_owner(ledger, born),
+        held_blocks=state.used,
+        held=_by_owner(ledger),
         lifetimes=_buckets(lifetimes_histogram),
         floors=_floor_views(ledger, since_ns),
     )
@@ -121,41 +130,38 @@ def _is_whole(ledger: EngineLedger, since_ns: int) -> bool:
     return not lost and all(after - before == 1 for before, after in pairwise(window))
 
 
-def _by_owner(ledger: EngineLedger, born: dict[int, int]) -> list[RetainedGroup]:
-    groups: dict[tuple[int, str, str], list[int]] = {}
-    for block in born:
-        groups.setdefault(_holder(ledger, block), []).append(block)
-    names = request_names(ledger)
+def _by_owner(ledger: EngineLedger) -> list[RetainedGroup]:
+    state = ledger.state
+    groups: dict[tuple[int, str], list[int]] = {}
+    for block, number in enumerate(holders(state)):
+        if state.refs[block] > 0 and block >= state.reserved:
+            groups.setdefault((number, _reason(ledger, number, block)), []).append(block)
+    names = request_names(ledger) | {number: deferral.id for number, deferral in state.deferrals.items()}
     held = []
-    for (number, status, reason), blocks in groups.items():
-        since_ns = min(born[block] for block in blocks)
+    for (number, reason), blocks in groups.items():
+        record = state.requests.get(number)
+        since_ns = min(filter(None, (state.since[block] for block in blocks)), default=0)
         held.append(
             RetainedGroup(
                 owner=names.get(number, f"#{number}") if number >= 0 else "",
-                state=status,
+                state=name_of(Status, record.status) if record is not None else "DETACHED" if number >= 0 else "",
                 reason=reason,
-                since=timestamp(since_ns),
-                for_s=round((ledger.now_ns - since_ns) / 1e9, 3),
+                since=timestamp(ledger.wall(since_ns)),
+                for_s=round(ledger.age_s(since_ns), 3) if since_ns else 0.0,
                 blocks=len(blocks),
-                ids=sorted(blocks)[:MAX_RETAINED_IDS],
+                ids=blocks[:MAX_RETAINED_IDS],
             )
         )
     return sorted(held, key=lambda view: (-view.for_s, -view.blocks))
 
 
-def _holder(ledger: EngineLedger, block: int) -> tuple[int, str, str]:
-    """Return the most active holder, by number (-1: none known), with its state and the reason that it has it for."""
-    state = ledger.state
-    owners = [state.requests[number] for number in state.owners(block) if number in state.requests]
-    for record in sorted(owners, key=lambda r: (r.is_finished, not r.is_running, r.since_ns)):
-        if not record.is_finished:
-            cause = ledger.cause_of_wait(record)
-            return record.number, name_of(Status, record.status), cause.name if cause else ""
-        reason = "FREE_DEFERRED" if state.is_deferred(record.number, block) else "UNACCOUNTED"
-        return record.number, name_of(Status, record.status), reason
-    for number in state.detached.get(block, ()):
-        return number, "DETACHED", "FREE_DEFERRED" if state.is_deferred(number, block) else "UNACCOUNTED"
-    return -1, "", "UNACCOUNTED"
+def _reason(ledger: EngineLedger, number: int, block: int) -> str:
+    """Return why the request with that number holds a block, empty for one that runs."""
+    record = ledger.state.requests.get(number)
+    if record is None or record.is_finished:
+        return "FREE_DEFERRED" if ledger.state.is_deferred(number, block) else "UNACCOUNTED"
+    cause = ledger.cause_of_wait(record)
+    return cause.name if cause else ""
 
 
 def _buckets(lifetimes_histogram: Histogram) -> list[LifetimeBucket]:

@@ -15,6 +15,7 @@ from ..contract.wire import Batch
 from ..ledger.engine_ledger import EngineLedger
 from ..ledger.event_history import block_history, request_names
 from ..ledger.ledger_records import tokens_in
+from ..ledger.pool_account import holders
 from ..ledger.wait_graph import because
 from .event_list import history_entry
 from .schema import BLOCK_STATES, BlockColours, BlockDetail, BlockMap, Colouring, ColourKey
@@ -67,20 +68,6 @@ def _block_states(ledger: EngineLedger) -> bytearray:
     return states
 
 
-def liveliest(ledger: EngineLedger) -> list[int]:
-    """Return for each block the number of its most active owner: one that runs, or else waits, or else has ended (-1:
-    none).
-    """
-    owners = [-1] * ledger.state.total
-    for record in sorted(ledger.state.requests.values(), key=lambda r: (not r.is_finished, r.is_running)):
-        for block in record.blocks:
-            owners[block] = record.number
-    for block, former in ledger.state.detached.items():
-        if owners[block] < 0 and former:
-            owners[block] = former[0]
-    return owners
-
-
 # -------------------------------------------------------------------- colours
 
 
@@ -93,7 +80,7 @@ REFERENCES: Final = (1, 2, 3, 5, 9)
 
 def by_owner(ledger: EngineLedger) -> BlockColours:
     """Return the most active owner of each block. The owners with the most blocks have colours of their own."""
-    owners = liveliest(ledger)
+    owners = holders(ledger.state)
     counts = Counter(owner for owner in owners if owner >= 0)
     ranked = [owner for owner, _ in counts.most_common(MAX_COLOURED_OWNERS)]
     rank = {owner: value for value, owner in enumerate(ranked, start=1)}

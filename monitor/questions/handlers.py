@@ -297,7 +297,7 @@ class QueryHandlers(Query):
     # ---------------------------------------------------------------- windows
 
     def retained_blocks(self, engine: str, since: str = "", until: str = "") -> schema.RetainedBlocksView:
-        """Blocks that were allocated in a window and not freed by its end."""
+        """Return every block that is held, and the fate of those that were allocated in a window."""
         live = self._past.streamed(engine)
         first, last = self._past.times(live, since, until)
         return retained_blocks(self._past.window(live, first.at_ns, last), first.at_ns)

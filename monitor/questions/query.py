@@ -202,7 +202,9 @@ class Query:
 
     @question()
     def retained_blocks(self, engine: str, since: str = "", until: str = "") -> schema.RetainedBlocksView:
-        """Blocks that were allocated in a window and not freed by its end, by owner and reason."""
+        """Return every block that is held at the end of a window, by owner and reason, and the fate of those that were
+        allocated in it.
+        """
 
     @question()
     def prefix_cache(self, engine: str, at: str = "") -> schema.PrefixCacheView:

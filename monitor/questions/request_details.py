@@ -16,6 +16,7 @@ from ..history.history import History
 from ..ledger.engine_ledger import EngineLedger, Position
 from ..ledger.event_history import phase_names, phases, request_history, request_names, scan_events
 from ..ledger.ledger_records import unused_tokens
+from ..ledger.pool_account import NO_BLOCKS, RequestBlocks, blocks_of, request_blocks
 from ..ledger.records import RequestState
 from ..ledger.wait_graph import wait_of, waited_s
 from .event_list import history_entry
@@ -29,8 +30,9 @@ def request_views(ledger: EngineLedger) -> list[RequestView]:
     ended.
     """
     alive = sorted(ledger.state.requests.values(), key=lambda record: record.since_ns)
-    return [_request_view(ledger, r) for r in alive] + [
-        _request_view(ledger, r, ended=True) for r in list(ledger.ended)[: -MOST_ENDED - 1 : -1]
+    held = request_blocks(ledger.state)
+    return [_request_view(ledger, r, held[r.number]) for r in alive] + [
+        _request_view(ledger, r, NO_BLOCKS, ended=True) for r in list(ledger.ended)[: -MOST_ENDED - 1 : -1]
     ]
 
 
@@ -45,10 +47,12 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
     about = list(scan_events([b for b in batches(began_ns) if b.wall_ns >= began_ns], record.number))
     history = request_history(about, record.number, request_names(ledger))
     wait = wait_of(ledger, record)
+    ended = record.number not in ledger.state.requests
+    held = NO_BLOCKS if ended else request_blocks(ledger.state)[record.number]
     return RequestDetail(
         engine=ledger.engine,
-        request=_request_view(ledger, record, ended=record.number not in ledger.state.requests),
-        blocks=list(record.blocks),
+        request=_request_view(ledger, record, held, ended=ended),
+        blocks=[] if ended else blocks_of(ledger.state, record),
         waited_s=_waited_s(ledger, record),
         event_history=[history_entry(line) for line in history],
         event_history_complete=any(line.what in ("received", "arrived") for line in history),
@@ -59,7 +63,9 @@ def request_detail(ledger: EngineLedger, name: str, batches: Callable[[int], Ite
     )
 
 
-def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = False) -> RequestView:
+def _request_view(
+    ledger: EngineLedger, record: RequestState, held: RequestBlocks, *, ended: bool = False
+) -> RequestView:
     return RequestView(
         id=record.id,
         number=record.number,
@@ -68,7 +74,7 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         since=timestamp(ledger.wall(record.since_ns)),
         for_s=round(ledger.age_s(record.since_ns), 3),
         arrived=timestamp(ledger.wall(record.arrived_ns)),
-        blocks=len(record.blocks),
+        blocks=held.total,
         prompt_tokens=record.prompt_tokens,
         max_tokens=record.max_tokens,
         computed_tokens=record.computed_tokens,
@@ -82,6 +88,8 @@ def _request_view(ledger: EngineLedger, record: RequestState, ended: bool = Fals
         stalled=bool(record.stalled_ns),
         ended=ended,
         waited_s=_waited_s(ledger, record),
+        shared_blocks=held.shared,
+        counted_blocks=held.counted,
     )
 
 

@@ -79,7 +79,7 @@ class EngineView(msgspec.Struct, frozen=True):
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """One request."""
+    """One request. `blocks`: all that it holds."""
 
     id: str
     number: int
@@ -103,6 +103,10 @@ class RequestView(msgspec.Struct, frozen=True):
     ended: bool
     waited_s: dict[str, float] = {}
     """Until now, by reason."""
+    shared_blocks: int = 0
+    """Of its blocks, those that other requests hold too."""
+    counted_blocks: int = 0
+    """Of its blocks, those that count under it where each block of the pool counts once."""
 
 
 class FoundRequest(msgspec.Struct, frozen=True):

@@ -289,6 +289,8 @@ def _state(detail: RequestDetail, console: Console) -> None:
     """Print the state of a request, its blocks, and its cost."""
     r = detail.request
     blocks = counted(r.blocks, "block") if r.blocks else "none"
+    if r.shared_blocks:
+        blocks += f", {r.shared_blocks:,} of them shared"
     room = f", with room for {counted(detail.unused_tokens, 'more token')}" if detail.unused_tokens else ""
     rows = [
         ("state", f"{r.state}{f' ({r.reason})' if r.reason else ''} since {clock(r.since)}, {r.for_s:.1f} s"),

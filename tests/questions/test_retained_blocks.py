@@ -1,4 +1,4 @@
-"""What was handed out in a window and not free by its end, held against a replay of the reference counts alone."""
+"""What is held, and what became of the blocks of a window, against a replay of the reference counts alone."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def busy(seed: int, **lab: object) -> Watched:
     return scene
 
 
-def residency(scene: Watched, since_ns: int) -> tuple[dict[int, int], list[float]]:
-    """By the events from the very first on: since when each block is held that was taken in the window, and how long
-    those were that were given back in it.
+def residency(scene: Watched, since_ns: int) -> tuple[dict[int, int], set[int], list[float]]:
+    """By the events from the very first on: since when each block is held, those of them that were taken in the window,
+    and how long those were that were taken and given back in it.
     """
     refs: Counter[int] = Counter()
     born: dict[int, int] = {}
+    within: set[int] = set()
     lifetimes = []
     for frame in scene.lab.frames:
         assert isinstance(frame, Batch)
@@ -46,14 +47,17 @@ def residency(scene: Watched, since_ns: int) -> tuple[dict[int, int], list[float
             if event.kind in (Kind.CLOCK, Kind.STEP_LAUNCHED, Kind.STEP_COMPLETED, Kind.ARRIVED):
                 now = event.args[0] + frame.wall_ns - frame.mono_ns
             for block in event.ids if event.kind in (Kind.ALLOCATED, Kind.REUSED) else ():
-                if not refs[block] and frame.wall_ns >= since_ns:
+                if not refs[block]:
                     born[block] = now
+                    within |= {block} if frame.wall_ns >= since_ns else set()
                 refs[block] += 1
             for block in event.ids if event.kind in (Kind.RELEASED, Kind.RECLAIMED) else ():
                 refs[block] -= 1
-                if not refs[block] and block in born:
-                    lifetimes.append((now - born.pop(block)) / 1e9)
-    return born, lifetimes
+                if not refs[block]:
+                    since = born.pop(block)
+                    lifetimes += [(now - since) / 1e9] if block in within else []
+                    within.discard(block)
+    return born, within, lifetimes
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -63,10 +67,10 @@ def test_all_that_was_handed_out_came_back_or_is_held(seed: int, faults: tuple[s
     batches = [frame for frame in scene.lab.frames if isinstance(frame, Batch)]
     since_ns = batches[len(batches) // 3].wall_ns
     view = scene.watch.retained_blocks(ENGINE, timestamp(since_ns) or "")
-    born, lifetimes = residency(scene, since_ns)
+    born, within, lifetimes = residency(scene, since_ns)
     assert view.is_complete
-    assert view.allocated == view.freed + view.held_blocks
-    assert (view.freed, view.held_blocks) == (len(lifetimes), len(born))
+    assert view.allocated == view.freed + view.unfreed
+    assert (view.freed, view.unfreed, view.held_blocks) == (len(lifetimes), len(within), len(born))
     assert sorted(block for held in view.held for block in held.ids) == sorted(born)
     assert sum(held.blocks for held in view.held) == len(born)
     assert [bucket.blocks for bucket in view.lifetimes] == [
@@ -79,6 +83,15 @@ def test_all_that_was_handed_out_came_back_or_is_held(seed: int, faults: tuple[s
         living = {"RUNNING": "running", "WAITING": "waiting", "PREEMPTED": "waiting"}
         assert shown == {living.get(held.state, "UNACCOUNTED")}
     assert [held.for_s for held in view.held] == sorted((held.for_s for held in view.held), reverse=True)
+
+
+def test_what_is_held_does_not_depend_on_the_window() -> None:
+    scene = finished_held("leak.finished-held:every=2")
+    scene.live(15)
+    whole, late = (scene.watch.retained_blocks(ENGINE, timestamp(scene.now_ns - ns) or "") for ns in (10**12, 10**9))
+    assert late.held == whole.held != []
+    assert late.held_blocks == whole.held_blocks == sum(held.blocks for held in late.held)
+    assert late.allocated < whole.allocated
 
 
 def test_a_leak_stands_before_those_who_work() -> None:

@@ -202,19 +202,17 @@ class PageFold(SecondFold):
         return +counts
 
     def retained(self, seconds: int) -> dict[str, Any]:
-        """What came of the blocks that were taken in the last seconds."""
+        """Whatever is held, and what came of the blocks that were taken in the last seconds."""
         since_ns = self.wall_ns - seconds * 10**9
         freed = [stay for stay in self.residency if stay.wall_ns >= since_ns]
-        held = [stay for stay in self.in_use.values() if stay.wall_ns >= since_ns]
-        groups: Counter[tuple[str, str]] = Counter()
-        for stay in held:
-            groups[self._holder(stay.block)] += 1
+        taken = len(freed) + sum(stay.wall_ns >= since_ns for stay in self.in_use.values())
+        groups = Counter(map(self._holder, self.in_use))
         suspect = sum(blocks for (_, reason), blocks in groups.items() if reason in ("FREE_DEFERRED", "UNACCOUNTED"))
         warm = {stay.block for stay in freed}
         warm = {block for block in warm if self.references[block] <= 0 and self.hashes.get(block, 0)}
         lived = Counter(bisect_left(LIFETIMES_S, (stay.until_ns - stay.since_ns) / 1e9) for stay in freed)
         return {
-            "tiles": [len(freed) + len(held), len(freed), len(held) - suspect, suspect, len(warm)],
+            "tiles": [len(self.in_use) - suspect, suspect, taken, len(freed), len(warm)],
             "held": {
                 (owner, in_words(reason) if reason else "it is alive"): n for (owner, reason), n in groups.items()
             },
@@ -222,9 +220,16 @@ class PageFold(SecondFold):
         }
 
     def _holder(self, block: int) -> tuple[str, str]:
-        """The most active request that has a block, as `#number`, and why."""
+        """The most active request that has a block, the first of them that came, as `#number`, and why."""
         owners = [number for number, table in self.tables.items() if block in table and number in self.statuses]
-        owners.sort(key=lambda n: (n not in self.alive(), self.statuses[n] != Status.RUNNING, self.since[n]))
+        owners.sort(
+            key=lambda n: (
+                n not in self.alive(),
+                self.statuses[n] != Status.RUNNING,
+                block not in self.deferred.get(n, ()),
+                n,
+            )
+        )
         for number in owners:
             if number in self.alive():
                 return f"#{number}", self.cause_of(number)

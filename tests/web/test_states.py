@@ -101,7 +101,7 @@ def test_nothing_is_named_where_all_came_back() -> None:
     lab.run_until_idle()
     watch = looked_at(lab)
     view = retained_blocks_view.view(watch, at(watch, "/held"))
-    assert "All blocks that were allocated" in text(view, "head")
+    assert "No block is held now" in text(view, "head")
     assert "No request holds any" in text(view, "held")
     assert "It does not rise" in text(view, "floors")
     stayed = [int(row[1].replace(",", "")) for row in rows(view, "lifetimes")]

@@ -41,7 +41,8 @@ REQUEST_COLUMNS: Final = (
     Column("state", "State", "", lambda r: r.state, ""),
     Column("reason", "Reason", "why it is in this state and not another", lambda r: r.reason, ""),
     Column("for", "For", "how long it has been in this state", lambda r: r.for_s),
-    Column("blocks", "Blocks", "blocks in its table now", lambda r: r.blocks),
+    Column("blocks", "Blocks", "all blocks that it holds", lambda r: r.blocks),
+    Column("shared", "Shared", "blocks among these that other requests hold too", lambda r: r.shared_blocks),
     Column("prompt", "Prompt", "prompt tokens", lambda r: r.prompt_tokens),
     Column(
         "computed",
@@ -182,6 +183,7 @@ def _row(place: PagePlace, request: RequestView, culprit: bool) -> html.Tr:
         html.Td(reason_of(request), title=request.reason),
         html.Td(duration(request.for_s), className="n"),
         ui.number_cell(request.blocks),
+        ui.number_cell(request.shared_blocks),
         ui.number_cell(request.prompt_tokens),
         ui.number_cell(request.computed_tokens),
         html.Td(f"{request.output_tokens:,} / {request.max_tokens:,}", className="n"),

@@ -1,4 +1,4 @@
-"""Retained blocks: those allocated in the window and not freed by its end, and whether that is a leak."""
+"""Retained blocks: who holds them, whether that is a leak, and how long blocks of a window stayed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def view(query: Query, here: Here) -> PageView:
     retained = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
     return PageView(
         {
-            "head": html.Header(_head(retained)),
+            "head": html.Header(_head(here, retained)),
             "held": ui.card(_groups(here.place, retained), "card scroll", label="By owner"),
             "lifetimes": ui.card(_lifetimes(retained), label="How long blocks stay"),
             "floors": ui.card(_floors(retained.floors), label="After each drain to idle"),
@@ -35,27 +35,25 @@ def view(query: Query, here: Here) -> PageView:
     )
 
 
-def _head(retained: RetainedBlocksView) -> list[Any]:
+def _head(here: Here, retained: RetainedBlocksView) -> list[Any]:
     suspect = sum(one.blocks for one in retained.held if one.reason in RETAINED_SHADES)
-    when = f"from {clock_text(retained.since)} to {clock_text(retained.until)} UTC"
-    if not retained.allocated:
-        title = f"No block was allocated {when}"
-    elif not retained.held_blocks:
-        title = f"All blocks that were allocated {when} were freed"
-    else:
-        title = f"{counted(retained.held_blocks, 'block')} of those allocated {when} were not freed by its end"
-    parts: list[Any] = [html.H1(title)]
+    when = "now" if here.window.live else f"at {clock_text(retained.until)} UTC"
+    window = f"from {clock_text(retained.since)} to {clock_text(retained.until)} UTC"
+    blocks = counted(retained.held_blocks, "block") if retained.held_blocks else "No block"
+    one = retained.held_blocks <= 1
+    verb = ("is" if one else "are") if here.window.live else "was" if one else "were"
+    parts: list[Any] = [html.H1(f"{blocks} {verb} held {when}")]
     tiles = (
-        ("Allocated", retained.allocated, "times that a block got an owner"),
-        ("Freed", retained.freed, "within the window"),
-        ("In live requests", retained.held_blocks - suspect, "in use as expected"),
+        ("In live requests", retained.held_blocks - suspect, f"in use as expected, {when}"),
         ("Without a live request", suspect, "held by ended requests, or UNACCOUNTED"),
-        ("Warm cache", retained.still_cached, "freed, and kept for their prefix"),
+        ("Allocated", retained.allocated, f"times that a block got an owner, {window}"),
+        ("Freed", retained.freed, "of these, within the window"),
+        ("Warm cache", retained.still_cached, "of these, kept for their prefix"),
     )
     parts.append(ui.tiles((name, f"{value:,}", about) for name, value, about in tiles))
     if not retained.is_complete:
         parts.append(
-            ui.note("Some events of this window are missing. Blocks that were allocated before them are not counted.")
+            ui.note("Some events of this window are missing. Blocks that were allocated or freed by them do not count.")
         )
     return parts
 
@@ -65,7 +63,8 @@ def _groups(place: PagePlace, retained: RetainedBlocksView) -> list[Any]:
     if not retained.held:
         return [*parts, ui.note("No request holds any.")]
     rows = [_row(place, retained.engine, one) for one in retained.held]
-    return [*parts, ui.table(rows, "Owner", "State", "Why", "Since", "For", "Blocks#", "Which")]
+    note = ui.note("Each block counts once: one that several requests hold counts under the most active of them.")
+    return [*parts, note, ui.table(rows, "Owner", "State", "Why", "Since", "For", "Blocks#", "Which")]
 
 
 def _row(place: PagePlace, engine: str, one: RetainedGroup) -> html.Tr:
