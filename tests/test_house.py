@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,19 @@ EXCEPTIONS = {
     (f"kvscope.monitor.terminal.commands.{command}", "kvscope.dashboards.web.app") for command in ("serve", "hub")
 }
 
+
+POOL_SIZES = {"usable", "usable_blocks", "num_gpu_blocks"}
+# Where shares of a pool are looked for, and whether they are printed there. Detectors compare them with thresholds too.
+SHARES_IN = {
+    "monitor/planning": True,
+    "monitor/detectors": False,
+    "monitor/questions": True,
+    "monitor/outputs": True,
+    "monitor/fleet": True,
+    "monitor/service": True,
+    "monitor/terminal": True,
+    "dashboards/web": True,
+}
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -285,6 +299,56 @@ def circular(graph: Mapping[str, Set[str]]) -> set[str]:
         if not ends:
             return set(left)
         left = {node: others - ends for node, others in left.items() if node not in ends}
+
+
+def _other_percentages(path: Path, printed: bool) -> Iterator[int]:
+    """Yield the lines that compute a share of a pool themselves, or round one themselves."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            divisor = {
+                one.attr if isinstance(one, ast.Attribute) else one.id
+                for one in ast.walk(node.right)
+                if isinstance(one, ast.Attribute | ast.Name)
+            }
+            is_total = isinstance(node.right, ast.Attribute) and node.right.attr == "total"
+            if is_total or (printed and divisor & POOL_SIZES):
+                yield node.lineno
+        elif isinstance(node, ast.JoinedStr) and printed:
+            for part, after in pairwise([*node.values, ast.Constant("")]):
+                spec = (
+                    ast.unparse(part.format_spec) if isinstance(part, ast.FormattedValue) and part.format_spec else ""
+                )
+                ends = str(after.value) if isinstance(after, ast.Constant) else ""
+                if spec and "+" not in spec and (ends.startswith(" %") or spec.rstrip("'").endswith("%")):
+                    yield part.lineno
+
+
+def test_shares_of_a_pool_come_from_its_account() -> None:
+    """Of usable blocks, by `share_of_pool` or `Balance.share`, and rounded by `percent`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder, printed in SHARES_IN.items()
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in _other_percentages(path, printed)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("held / balance.total", True),
+        ("held / max(state.usable, 1)", True),
+        ("size / total", False),
+        ("f'{held:.1f} %'", True),
+        ("f'{share:.0%}'", True),
+        ("f'{change:+.0%}'", False),
+        ("f'{percent(balance.share(held))} of the pool'", False),
+    ],
+)
+def test_another_percentage_of_blocks_is_found(line: str, is_found: bool, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(line)
+    assert bool(list(_other_percentages(tmp_path / "one.py", printed=True))) == is_found
 
 
 def test_no_circle_of_imports() -> None:

@@ -63,7 +63,7 @@ def points_over_time(
 def pool_text(point: PointView) -> str:
     """Return the pool at a point in words: its blocks by holder, or its usage."""
     if point.free is None:
-        return "in use: not exposed" if point.usage is None else f"in use: {100 * point.usage:.1f} % of the pool"
+        return "in use: not exposed" if point.usage is None else f"in use: {percent(point.usage)} of the pool"
     held = ", ".join(f"{count:,} {shade.label}" for shade in PALETTE_SHADES if (count := getattr(point, shade.field)))
     return f"blocks: {held}"
 
@@ -133,9 +133,9 @@ def balance_legend(engine: EngineView) -> list[Any]:
     items = []
     for shade in PALETTE_SHADES:
         blocks = getattr(balance, shade.field)
-        share = percent(blocks / balance.total if balance.total else 0.0)
+        share = None if shade.field == "reserved" else balance.share(blocks)
         kind = "bad" if shade.field == "unaccounted" and blocks else "none" if not blocks else ""
-        figures = (f"{blocks:,}", "count"), (share, "share")
+        figures = (f"{blocks:,}", "count"), ("" if share is None else percent(share), "share")
         items.append(ui.legend_item(shade.css, shade.label, *figures, title=shade.meaning, className=kind))
     figures = (f"{balance.total:,}", "count"), ("adds up" if balance.holds else "DOES NOT ADD UP", "share")
     items.append(ui.legend_item(None, "total", *figures, className="total" if balance.holds else "total bad"))

@@ -14,6 +14,7 @@ import msgspec
 from ..contract.kinds import FIRST_FINISHED, Kind, Status
 from ..contract.wire import Batch
 from .engine_state import EngineState
+from .pool_account import share_of_pool
 
 RUNNING_STATUS = int(Status.RUNNING)
 _STEP_KINDS = frozenset(
@@ -46,6 +47,15 @@ class Balance(msgspec.Struct, frozen=True):
     def used(self) -> int:
         """Blocks in use, whoever holds them."""
         return self.usable - self.free - self.cached_idle
+
+    @property
+    def usage(self) -> float | None:
+        """Blocks in use as a share of the usable ones, None for a pool without any."""
+        return self.share(self.used)
+
+    def share(self, blocks: int) -> float | None:
+        """Return blocks as a share of the usable ones, None for a pool without any."""
+        return share_of_pool(blocks, self.usable)
 
     @property
     def difference(self) -> int:

@@ -8,6 +8,7 @@ came. So the blocks that count under each request, with those under none, add up
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -50,15 +51,22 @@ NO_BLOCKS = RequestBlocks(0, 0, 0)
 """Of a request that holds none."""
 
 
-def share_of_pool(blocks: int, usable: int) -> float:
-    """Return blocks as a share of those that requests can have, 0 for a pool without any."""
-    return blocks / usable if usable > 0 else 0.0
+def share_of_pool(blocks: int, usable: int) -> float | None:
+    """Return blocks as a share of those that requests can have, None for a pool without any."""
+    return blocks / usable if usable > 0 else None
 
 
 def holder_of(state: EngineState, block: int) -> BlockHolder | None:
     """Return the most active holder of a block, or None if no request is known to hold it."""
     holders = [BlockHolder(number, _activity(state, number, block)) for number in _holders(state, block)]
     return max(holders, key=lambda holder: (holder.activity, -holder.number), default=None)
+
+
+def without_live_holder(state: EngineState, blocks: Iterable[int]) -> list[int]:
+    """Return those of these blocks that no request holds which runs or waits, lowest first."""
+    return sorted(
+        block for block in blocks if (holder := holder_of(state, block)) is None or holder.activity <= Activity.FINISHED
+    )
 
 
 def holders(state: EngineState) -> list[int]:

@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 
 from ..base.errors import BadQuestion
+from ..base.text import percent
+from ..ledger.pool_account import share_of_pool
 from .kv_pool import RESERVED_NULL_BLOCKS, EngineSettings, KvPool, pool_of
 from .model_shape import ModelShape
 from .plan_types import (
@@ -71,7 +73,8 @@ def _model_length(sized: SizedPool) -> Iterator[PlannedSetting]:
         "no longer request fits into the pool, and vLLM refuses to start with a longer one"
         if is_too_long
         else "the longest request that the model takes fits into the pool",
-        f"one request of that length takes {blocks:,} blocks, {100 * blocks / sized.usable:.3g} % of the pool",
+        f"one request of that length takes {blocks:,} blocks, {percent(share_of_pool(blocks, sized.usable) or 0.0)} of"
+        " the pool",
         is_too_long,
     )
 

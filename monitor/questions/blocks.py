@@ -15,7 +15,7 @@ from ..contract.wire import Batch
 from ..ledger.engine_ledger import EngineLedger
 from ..ledger.event_history import block_history, request_names
 from ..ledger.ledger_records import tokens_in
-from ..ledger.pool_account import holders
+from ..ledger.pool_account import holders, share_of_pool
 from ..ledger.wait_graph import because
 from .event_list import history_entry
 from .schema import BLOCK_STATES, BlockColours, BlockDetail, BlockMap, Colouring, ColourKey
@@ -130,10 +130,13 @@ COLOURINGS: Final = {"owner": by_owner, "age": by_age, "references": by_referenc
 def _colours(
     ledger: EngineLedger, by: Colouring, values: bytes, labels: dict[int, str], requests: dict[int, str] | None = None
 ) -> BlockColours:
-    counts = Counter(values)
+    state = ledger.state
+    counts = Counter(values[state.reserved :])
     keys = [
-        ColourKey(value, label, counts[value], (requests or {}).get(value, ""))
+        ColourKey(
+            value, label, counts[value], share_of_pool(counts[value], state.usable), (requests or {}).get(value, "")
+        )
         for value, label in sorted(labels.items())
         if counts[value]
     ]
-    return BlockColours(ledger.engine, timestamp(ledger.now_ns), by, ledger.state.total, values, keys)
+    return BlockColours(ledger.engine, timestamp(ledger.now_ns), by, state.total, values, keys)

@@ -303,5 +303,5 @@ def _held_share(window: WindowStats, holders: Sequence[str]) -> float | None:
     peak = window.peak
     if peak is None and len(holders) > 1:
         return window.peak_usage
-    usable = peak.usable if peak is not None else 0
-    return sum(getattr(peak, holder) for holder in holders) / usable if usable else None
+    held = sum(getattr(peak, holder) for holder in holders) if peak is not None else 0
+    return peak.share(held) if peak is not None else None

@@ -63,7 +63,6 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int], slow: SlowClien
     totals = state.totals
     is_there = status not in ("stopped", "silent", "unknown")  # of the others there is no rate now
     output_per_s, computed_per_s = _token_rates(ledger) if is_there else (None, None)
-    usable = balance.usable
     first_token, queue_time = recent_request_latency(ledger)
     return EngineView(
         engine=ledger.engine,
@@ -79,7 +78,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int], slow: SlowClien
         running=running,
         waiting=sum(reasons.values()),
         waiting_by_reason=reasons,
-        usage=state.used / usable if usable else None,
+        usage=balance.usage,
         balance=balance,
         output_tokens_per_s=output_per_s,
         computed_tokens_per_s=computed_per_s,

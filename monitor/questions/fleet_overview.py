@@ -46,9 +46,7 @@ def ledger_strip(ledger: EngineLedger) -> list[int]:
     """Return the usage strip of an engine, from the points or samples that its ledger has in memory."""
     if not ledger.has_stream:
         return usage_strip(((sample.at_ns or 0, sample.usage) for sample in ledger.samples), ledger.now_ns)
-    balances = ((point.at_ns, point.balance) for point in ledger.points)
-    shares = ((at_ns, held.used / held.usable if held.usable > 0 else None) for at_ns, held in balances)
-    return usage_strip(shares, ledger.now_ns)
+    return usage_strip(((point.at_ns, point.balance.usage) for point in ledger.points), ledger.now_ns)
 
 
 def findings_by_engine(findings: Iterable[FindingReport]) -> dict[str, list[FindingReport]]:

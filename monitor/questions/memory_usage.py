@@ -10,6 +10,7 @@ from ..base.errors import BadQuestion, NotKnown
 from ..base.text import counted, percent, timestamp
 from ..ledger.engine_ledger import EngineLedger
 from ..ledger.memory_breakdown import NoBreakdown, blocks_of_request, breakdown_of, measured, parts, unnamed
+from ..ledger.pool_account import share_of_pool
 from ..planning.kv_pool import RESERVED_NULL_BLOCKS, CacheGroup, KvPool
 from ..planning.model_shape import CacheKind
 from ..planning.plan_request import DEFAULT_RELEASE_OF_PLAN, MeasuredLoad, PlanRequest, RunningPool, plan_from_request
@@ -109,8 +110,7 @@ def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, c
         )
     if described.enable_prefix_caching:
         notes.append("More requests fit if their prompts share a prefix. This calculation does not assume it.")
-    held = state.used / usable if usable else 0.0
-    if held:
+    if held := share_of_pool(state.used, usable):
         notes.append(f"This is for an empty pool. {percent(held)} of it is in use now.")
     return CalculatorView(
         engine=ledger.engine,
@@ -122,7 +122,7 @@ def calculator_view(ledger: EngineLedger, prompt_tokens: int, max_tokens: int, c
         blocks_per_request=each,
         bytes_per_request=each * described.kv_bytes_per_block or None,
         blocks_needed=each * concurrency,
-        share=each * concurrency / usable if usable else None,
+        share=share_of_pool(each * concurrency, usable),
         fits=concurrency <= most,
         max_concurrency=most,
         notes=notes,

@@ -211,11 +211,14 @@ Colouring = Literal["owner", "age", "references", "prefix"]
 
 
 class ColourKey(msgspec.Struct, frozen=True):
-    """The meaning of a value of a colouring, and how many blocks have it. `request`: the owner, if it is one."""
+    """The meaning of a value of a colouring, how many usable blocks have it, and the share of the pool that these are.
+    `request`: the owner, if it is one.
+    """
 
     value: int
     label: str
     blocks: int
+    share: float | None
     request: str = ""
 
 

@@ -13,6 +13,7 @@ from ..contract.kinds import Cause, Limit, name_of
 from ..contract.samples import Sample
 from ..detectors.findings import Finding, FindingReport, Findings, FindingState
 from ..ledger.engine_ledger import EngineLedger, Point
+from ..ledger.pool_account import share_of_pool
 from ..ledger.request_latency import sample_latency
 from ..ledger.usage_drop import UsageDrop, UsageFall
 from ..planning.kv_pool import RESERVED_NULL_BLOCKS
@@ -41,7 +42,6 @@ def _epoch(point: Point) -> int:
 
 def _point_view(point: Point, restarted: bool) -> PointView:
     balance = point.balance
-    usable = balance.usable
     return PointView(
         at=timestamp(point.at_ns) or "",
         at_ns=point.at_ns,
@@ -62,8 +62,8 @@ def _point_view(point: Point, restarted: bool) -> PointView:
         steps=point.steps,
         limits={name_of(Limit, limit): steps for limit, steps in point.limits},
         unused_tokens=point.unused_tokens if point.unused_tokens >= 0 else None,
-        usable=usable,
-        usage=balance.used / usable if usable > 0 else None,
+        usable=balance.usable,
+        usage=balance.usage,
         epoch=_epoch(point) or None,
         restarted=restarted,
     )
@@ -106,15 +106,17 @@ def drop_in_words(usage_fall: UsageDrop) -> str:
     return f"{sentence} {_work_in_words(usage_fall)}".strip()
 
 
+def _of_pool(blocks: int, usable: int) -> str:
+    return f"{percent(share_of_pool(blocks, usable) or 0.0)} of the pool"
+
+
 def _fall_in_words(usage_fall: UsageFall) -> str:
     if usage_fall.highest is None or usage_fall.lowest is None or not usage_fall.usable:
         return "Nothing is known of what was used then."
     if usage_fall.lowest.used >= usage_fall.highest.used:
         last = usage_fall.lowest.used if usage_fall.used_after is None else usage_fall.used_after
-        return f"Usage did not fall: {percent(last / usage_fall.usable)} of the pool at the end."
-    top, bottom = (
-        f"{percent(level.used / usage_fall.usable)} of the pool" for level in (usage_fall.highest, usage_fall.lowest)
-    )
+        return f"Usage did not fall: {_of_pool(last, usage_fall.usable)} at the end."
+    top, bottom = (_of_pool(level.used, usage_fall.usable) for level in (usage_fall.highest, usage_fall.lowest))
     top_at, bottom_at = (_clock(level.at) for level in (usage_fall.highest, usage_fall.lowest))
     freed = sum(usage_fall.freed_in_drop.values())
     by = ", ".join(f"{blocks:,} {in_words(reason)}" for reason, blocks in usage_fall.freed_in_drop.items() if blocks)

@@ -17,6 +17,7 @@ from ..base.errors import NotKnown
 from ..base.text import counted, listed, percent
 from ..contract.kinds import Kind
 from ..ledger.memory_breakdown import MemoryTerm
+from ..ledger.pool_account import share_of_pool
 from ..ledger.usage_drop import UsageDrop
 from ..ledger.wait_graph import Wait
 from ..planning.plan_types import GIB_BYTES
@@ -384,8 +385,9 @@ def _print_history(history: Sequence[EventHistoryEntry], console: Console, whole
 
 
 def _sum_line(name: str, blocks: int | None, usable: int) -> str:
-    share = f"{percent(blocks / usable):>9}" if blocks is not None and usable else ""
-    return f"  {name:<20}{_shown_figure(blocks)}{share}"
+    share = share_of_pool(blocks, usable) if blocks is not None else None
+    shown = f"{percent(share):>9}" if share is not None else ""
+    return f"  {name:<20}{_shown_figure(blocks)}{shown}"
 
 
 def _shown_figure(count: int | None) -> str:

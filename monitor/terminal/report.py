@@ -158,7 +158,7 @@ def _balance_report(target: str, engine: EngineView) -> BalanceReport:
         at=engine.at,
         signal=engine.signal,
         status=engine.status,
-        usage=None if engine.usage is None else round(engine.usage, 4),
+        usage=engine.usage,
         running_requests=engine.running,
         waiting_requests=engine.waiting,
         waiting_by_reason=engine.waiting_by_reason,

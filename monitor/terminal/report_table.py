@@ -11,6 +11,7 @@ from ..base.text import counted, listed, percent
 from ..detectors.findings import FindingReport
 from ..detectors.judgement import SEVERITIES, Evidence
 from ..detectors.measured_harm import UNSEEN_CAUSE
+from ..ledger.pool_account import share_of_pool
 from ..sources.targets import TargetKind
 from .explain_text import POSITION
 from .report import BalanceReport, Report, TargetReport
@@ -166,9 +167,8 @@ def _balance_lines(balance: BalanceReport, target: TargetReport, console: Consol
         count = getattr(balance, holder)
         style = "bold red" if holder == "unaccounted" and count else ""
         label = LABELS.get(holder, holder)
-        figures = (
-            f"{count:>10,}  {_share(count, balance.total - (balance.reserved or 0)) if holder != 'reserved' else ''}"
-        )
+        share = share_of_pool(count, balance.total - (balance.reserved or 0)) if holder != "reserved" else None
+        figures = f"{count:>10,}  {f'{percent(share):>8}' if share else ''}"
         put_line(console, f"  {label:<15} {_report_bar(count, balance.total)} {figures}".rstrip(), style)
     put_line(console, f"  {'total':<15} {'':<{REPORT_BAR}} {balance.total:>10,}")
     if balance.unexplained_references:
@@ -312,9 +312,5 @@ def first_sentence(text: str) -> str:
 
 
 def _report_bar(count: int, total: int) -> str:
-    length = round(REPORT_BAR * count / total)
+    length = round(REPORT_BAR * (count / total))
     return ("█" * max(length, 1 if count else 0)).ljust(REPORT_BAR)
-
-
-def _share(count: int, total: int) -> str:
-    return f"{percent(count / total):>8}" if count else ""

@@ -61,11 +61,10 @@ def _top_bar(view: EngineView) -> Text:
     balance = view.balance
     if balance is None:
         return bar.append("who holds what is not exposed")
-    usable = balance.usable
     for holder, sign, style in TOP_HOLDERS:
         count = getattr(balance, holder)
-        if count and usable:
-            bar.append(sign * max(1, round(TOP_BAR * count / usable)), style)
+        if count:
+            bar.append(sign * max(1, round(TOP_BAR * (balance.share(count) or 0))), style)
     bar.truncate(TOP_BAR + 2)
     return bar.append(f"  {percent(view.usage)} in use" if view.usage is not None else "")
 

@@ -132,7 +132,7 @@ def _colour_legend(place: PagePlace, colours: BlockColours) -> list[html.Li]:
             css(colour_of(colours.by, one.value), 1 if one.value else 0.2),
             ui.request_link(place, colours.engine, one.request) if one.request else one.label,
             (f"{one.blocks:,}", "count"),
-            (percent(one.blocks / colours.total if colours.total else 0.0), "share"),
+            (percent(one.share or 0.0), "share"),
             key=str(one.value),
         )
         for one in colours.keys

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dash import html
 
-from kvscope.monitor.base.text import counted, in_words
+from kvscope.monitor.base.text import counted, in_words, percent
 from kvscope.monitor.detectors.findings import FindingReport, is_grave
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView, ExplanationView, PointView
@@ -107,7 +107,7 @@ def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> 
 
 
 def _percent(part: float | None) -> str:
-    return "not exposed" if part is None else f"{100 * part:.1f} %"
+    return "not exposed" if part is None else percent(part)
 
 
 # -------------------------------------------------------------------- what happened

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ...base.text import clock_time, duration
 from ...contract.kinds import Holder
 from ...ledger.engine_ledger import EngineLedger
+from ...ledger.pool_account import share_of_pool, without_live_holder
 from ...ledger.records import Deferral, RequestState
 from ..detector import Settings, Threshold
 from ..engine_pace import (
@@ -80,7 +81,9 @@ HELD_LEASE_SLACK_S: Final = Threshold(
 
 
 class Kept(NamedTuple):
-    """Deferrals, the oldest first, their blocks, and these as a share of the pool."""
+    """Deferrals, the oldest first, their blocks without those that a live request holds too, and these blocks as a
+    share of the pool.
+    """
 
     deferrals: list[Deferral]
     blocks: list[int]
@@ -103,10 +106,11 @@ class Kept(NamedTuple):
 
 
 def kept(ledger: EngineLedger, deferrals: Iterable[Deferral]) -> Kept:
-    """Add up deferrals."""
+    """Add up deferrals. A block that a live request holds too counts under that one, as everywhere."""
     in_order = sorted(deferrals, key=lambda deferral: (deferral.since_ns, deferral.request))
-    blocks = sorted(set().union(*(deferral.blocks for deferral in in_order)))
-    return Kept(in_order, blocks, len(blocks) / (ledger.state.total - ledger.state.reserved))
+    state = ledger.state
+    blocks = without_live_holder(state, set().union(*(deferral.blocks for deferral in in_order)))
+    return Kept(in_order, blocks, share_of_pool(len(blocks), state.usable) or 0.0)
 
 
 def overdue_deferrals(

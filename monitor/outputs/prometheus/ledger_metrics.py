@@ -109,8 +109,7 @@ class PoolFamilies:
     def add(self, name: str, ledger: EngineLedger) -> None:
         """One engine's."""
         state, totals, balance = ledger.state, ledger.state.totals, ledger.balance()
-        if balance.usable:
-            self.usage.add_metric((name,), state.used / balance.usable)
+        add_known(self.usage, (name,), balance.usage)
         for holder in METRIC_HOLDERS:
             self.blocks.add_metric((name, holder), getattr(balance, holder))
         self.unexplained.add_metric((name,), balance.unexplained_references)

@@ -8,7 +8,7 @@ import asyncio
 from rich.table import Table
 
 from ...base.errors import CannotTell
-from ...base.text import escaped
+from ...base.text import escaped, percent
 from ...fleet.bus_config import BusConfig, bus_config
 from ...fleet.bus_subjects import BusRole, permissions_of
 from ...service.settings_table import BUS_SETTINGS, add_flag, size
@@ -119,7 +119,7 @@ def _show_status(parsed: argparse.Namespace) -> int:
     for name, engine in engines.items():
         view = engine.point.engine
         codes = [finding.code for finding in engine.findings] + [f"unknown {id}" for id in engine.missing]
-        usage = "" if view.usage is None else f"{view.usage:.0%}"
+        usage = "" if view.usage is None else percent(view.usage)
         table.add_row(
             escaped(name),
             escaped(engine.point.agent),
