@@ -15,6 +15,7 @@ from rich.table import Table
 
 from kvscope.monitor.base.confidence_bounds import Bounds, rate_bounds, share_bounds
 
+from .suffering import Suffering
 from .trial import TRIAL_SOURCES, HarmSeen, SourceResult, Trial
 
 LARGE_HARM: Final = 0.01
@@ -71,6 +72,7 @@ class Accuracy(msgspec.Struct):
     """The accuracy over a batch of trials. Hours are those in which a request ran or waited.
 
     by_fault: each fault had its turn, so that recall is comparable with other draws, and shares of verdicts are not.
+    changed: the rows of trials whose engine's behaviour was changed at random.
     failed: trials that could not be run. unfinished: those that took too long. Neither counts for anything else.
     """
 
@@ -88,6 +90,7 @@ class Accuracy(msgspec.Struct):
     wrong_trials: list[int]
     unfinished: int = 0
     by_fault: bool = False
+    changed: list[list[str]] = []
 
 
 def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
@@ -113,7 +116,23 @@ def accuracy_of(trials: Sequence[Trial]) -> Accuracy:
         ],
         unfinished=sum(not trial.finished for trial in trials),
         by_fault=any(trial.by_fault for trial in trials),
+        changed=[_changed_row(trial, trial.suffering) for trial in ran if trial.suffering is not None],
     )
+
+
+def _changed_row(trial: Trial, suffering: Suffering) -> list[str]:
+    return [
+        str(trial.number),
+        suffering.mutation,
+        str(len(suffering.requests)),
+        str(len(suffering.unnamed)),
+        f"{suffering.held:.0%}",
+        "SILENT" * suffering.silent
+        + "; ".join(
+            f"{claim.code} {claim.verdict} {claim.at_s:.0f} s{'' if claim.right else ' (' + claim.wrong_because + ')'}"
+            for claim in _of(trial, "stream").claims
+        ),
+    ]
 
 
 def _of(trial: Trial, source: str) -> SourceResult:
@@ -274,6 +293,8 @@ def accuracy_tables(accuracy: Accuracy) -> Iterator[tuple[str, list[str], Rows]]
             ],
             [_recall_row(each) for each in recalls],
         )
+    if accuracy.changed:
+        yield "Behaviour changed at random", ["run", "change", "suffer", "unnamed", "held", "found"], accuracy.changed
     codes = sorted({each.code for each in accuracy.recalls} | accuracy.reach.keys())
     yield (
         "Reach: codes that were rightly found at least once",

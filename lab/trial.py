@@ -19,6 +19,7 @@ from .drain_limits import NotFinished
 from .episode import DrawnFrom, make_ranks
 from .lab_watch import FoundCode, find_in_recordings, find_in_records
 from .simulated_metrics import pages_as_records
+from .suffering import Suffering, suffering_of
 from .truth.claims import codes_named, harms_behind
 from .truth.episode_end import EpisodeEnd
 from .truth.what_happened import Harm, decide_of_ranks
@@ -66,6 +67,7 @@ class SourceResult(msgspec.Struct):
 
 class Trial(msgspec.Struct):
     """The result of one drawn run. kinds: of all harms. error: why it has none. finished: false if it ran too long.
+    suffering: of an engine whose behaviour was changed at random.
 
     only_healthy: it was drawn from engines without a fault, which are watched for longer. by_fault: it was drawn from
     engines with one fault, where each fault has its turn.
@@ -86,6 +88,7 @@ class Trial(msgspec.Struct):
     real_s: float = 0.0
     error: str = ""
     finished: bool = True
+    suffering: Suffering | None = None
     only_healthy: bool = False
     by_fault: bool = False
 
@@ -183,6 +186,8 @@ def note_outcome(trial: Trial, ends: Sequence[EpisodeEnd], found: dict[str, list
     trial.steps, trial.short_steps = sum(end.steps for end in ends), sum(end.short_steps for end in ends)
     trial.lost_batches = sum(end.lost_batches for end in ends)
     trial.kinds = list(dict.fromkeys(harm.kind for harm in harms))
+    if ends[0].mutation:
+        trial.suffering = suffering_of(ends[0], found["stream"])
     for source, codes in found.items():
         trial.results[source] = SourceResult(
             seen_harms(harms, codes, trial.watched_s, source), [judge_claim(one, harms, source) for one in codes]

@@ -95,6 +95,7 @@ _TABLE: Final = (
         mixed=False,
     ),
     VllmFault("freed-in-a-full-pool", "corrupt.use-after-free", _issue(33377), mixed=False),
+    VllmFault("random-mutation", mixed=False),
     VllmFault("consumer-stops-renewing", "leak.lease-burst", "", (0, 32), keeps=True, renews=True, mixed=False),
 )
 FAULT_TABLE: Final = {fault.name: fault for fault in _TABLE}

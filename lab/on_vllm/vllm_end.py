@@ -123,6 +123,7 @@ class VllmRun:
             hangs_since_s=engine.launched_ns / 1e9 - witness.began_s if engine.hangs else None,
             failed_s=self._failed_s,
             failure=engine.failure,
+            mutation=engine.mutation,
             lost_batches=engine.lost_batches,
             unfinished=[*self._unfinished()],
             kept=[*self._kept()],
@@ -178,7 +179,7 @@ class VllmRun:
         owed = {block.block_id: block.ref_cnt for block in witness.pool.blocks if not block.is_null}
         for name, request in requests.items():
             blocks = witness.blocks_of(name)
-            for block in blocks:
+            for block in filter(owed.__contains__, blocks):  # a broken table names what the pool does not have
                 owed[block] -= 1
             if request.is_finished() and blocks:
                 loading = self.engine.other.loading.get(name) is False

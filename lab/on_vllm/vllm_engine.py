@@ -74,6 +74,8 @@ class VllmEngine:
         self.sampler = ModelStandIn(draw, self._takes_arrays)
         self.failure = ""
         """Why the scheduler can do no more: the exception that ended it."""
+        self.mutation = ""
+        """What a drawn change of behaviour does."""
         self.hangs = False
         self.hang_after = 0
         """The step that never returns (0: none)."""
@@ -231,10 +233,10 @@ class VllmEngine:
                 return
             try:
                 deliver(self._pass(ahead, until))
+                while self.time.pass_to(self.time.ns):
+                    pass
             except Exception as error:  # as the engine core's loop, whose process ends
                 self._fails(error)
-            while not self.failure and self.time.pass_to(self.time.ns):
-                pass
 
     @property
     def has_steps_in_flight(self) -> bool:

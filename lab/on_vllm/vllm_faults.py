@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .vllm_engine import VllmEngine
+from .vllm_mutations import Mutation
 
 RETRY_FAULT_S: Final = 0.5
 SOME: Final = 0.3
@@ -176,6 +177,10 @@ class Breaker:
                 self.pool.touch((chosen,) if takes_groups else chosen)
 
         self.engine.time.every(self.engine.draw.base.seconds / 20, pin)
+
+    def random_mutation(self) -> None:
+        """Change the behaviour of one method, which the episode's number draws."""
+        Mutation(self.engine, self.rng)
 
     # ---------------------------------------------------------------- requests and steps
 

@@ -113,7 +113,8 @@ class EpisodeEnd(msgspec.Struct):
 
     busy_s: watched seconds in which a request ran or waited. request_s: seconds of all requests in the engine, added
     up. polled: whether the connector was asked in the drain, if it had anything to report. hangs_since_s: start of a
-    step that never returned. failure: why the engine ended itself. lost_batches: recorded batches that were dropped.
+    step that never returned. failure: why the engine ended itself. mutation: what a drawn
+    change of behaviour does. lost_batches: recorded batches that were dropped.
     """
 
     watched_s: float
@@ -130,6 +131,7 @@ class EpisodeEnd(msgspec.Struct):
     hangs_since_s: float | None = None
     failed_s: float | None = None
     failure: str = ""
+    mutation: str = ""
     lost_batches: int = 0
     unfinished: list[UnfinishedRequest] = []
     kept: list[KeptBlocks] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.monitor.contract.trace_context import TraceContext, parse_traceparent
@@ -13,6 +13,7 @@ from tests.detectors.scenes import Spoken
 HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
+@settings(deadline=None)
 @given(
     trace_id=st.integers(1, (1 << 128) - 1),
     span_id=st.integers(1, (1 << 64) - 1),

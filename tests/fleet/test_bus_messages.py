@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.monitor.base import limits
@@ -65,6 +65,7 @@ def test_unknown_fields_are_skipped_and_a_newer_major_is_refused() -> None:
         decode_message("finding", json.dumps(payload).encode())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_anything_else_is_a_clear_error(payload: bytes) -> None:
     for kind in ("finding", "point", "annotation"):
@@ -84,6 +85,7 @@ def test_a_message_is_cut_to_what_the_bus_takes() -> None:
         decode_message("finding", b" " * (limits.BUS_PAYLOAD_BYTES + 1))
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=300))
 def test_an_engine_is_one_token_of_a_subject(name: str) -> None:
     try:

@@ -106,6 +106,7 @@ def test_faults_that_are_not_mixed_leave_the_mixed_runs_as_they_were() -> None:
         "loads-hold-the-pool",
         "freed-in-a-full-pool",
         "consumer-stops-renewing",
+        "random-mutation",
     } == {f.name for f in FAULT_TABLE.values() if not f.mixed}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339, wall_ns
@@ -19,6 +19,7 @@ views = st.sampled_from(["", "engine", "blocks", "request"])
 places = st.builds(PagePlace, views, words, words, words, words, words, more)
 
 
+@settings(deadline=None)
 @given(places)
 def test_an_address_leads_back_to_its_place(place: PagePlace) -> None:
     assert place_of("http://127.0.0.1:8765" + place.but()) == place
@@ -33,6 +34,7 @@ def test_a_token_is_not_handed_on() -> None:
     assert "secret" not in place_of("/engine?token=secret&engine=a").but()
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=4_000_000_000_000))
 def test_rfc_3339_and_milliseconds_are_the_same_time(ms: int) -> None:
     assert wall_ns(rfc3339(ms * 1_000_000), NOW_NS) == wall_ns(str(ms), NOW_NS) == ms * 1_000_000
