@@ -86,4 +86,4 @@ def test_vllm_itself_is_changed_at_a_drawn_moment(tmp_path: Path) -> None:
         episode.watch()
         changes.append(episode.drain().mutation)
     assert all(changes)
-    assert len(set(changes)) == 3
+    assert len(set(changes)) > 1
