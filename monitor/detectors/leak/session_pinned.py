@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...base.text import counted, duration, percent
 from ...contract.kinds import Holder, Status
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.pool_account import share_of_pool, without_live_holder
+from ...ledger.pool_account import share_of_pool
 from ..detector import Settings, StreamDetector, Threshold
 from ..judgement import Alternative, HoldsBlocks, seen
 from .block_effects import ROOM_IS_GONE
@@ -66,7 +66,7 @@ class SessionPinned(StreamDetector[HoldsBlocks]):
         )
         certain = [session for session in idle if not state.damaged or session.since_at > state.lost_at]
         idle = certain or idle
-        blocks = without_live_holder(state, set().union(*(session.blocks for session in idle)))
+        blocks = sorted(set().union(*(session.blocks for session in idle)))
         if not blocks:
             return
         share = share_of_pool(len(blocks), state.usable) or 0.0
