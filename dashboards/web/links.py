@@ -18,6 +18,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from kvscope.monitor.base.errors import BadTime
 
 DEFAULT_S: Final = 600.0
+BEFORE_FINDING_S: Final = 60.0
+"""How much of the time before an open finding began the window shows: how the pool was when all was well."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RELATIVE: Final = re.compile(r"now(?:-(\d{1,6})([smhd]))?")
 _STREAM_POSITION: Final = re.compile(r"\d+/\d+(/\d+)?")
@@ -48,7 +50,7 @@ class PageWindow(NamedTuple):
 
 
 class PagePlace(NamedTuple):
-    """An address, taken apart. Empty: the overview, the engine worst off, the last ten minutes, now, nothing chosen."""
+    """An address, taken apart. Empty: the overview, the engine worst off, the time until now, nothing chosen."""
 
     view: str = ""
     engine: str = ""
@@ -84,13 +86,21 @@ class PagePlace(NamedTuple):
         except BadTime:
             return None
 
-    def window(self, now_ns: int) -> PageWindow:
-        """Return the times of its window when it is `now_ns`. Raises BadTime."""
+    def window(self, now_ns: int, open_since_ns: int = 0) -> PageWindow:
+        """Return the times of its window when it is `now_ns`. Raises BadTime. Where the address names no time, it is
+        the last ten minutes, and all the time since shortly before a finding began that is still open
+        (`open_since_ns`, 0: none).
+        """
         if self.at and not (self.since or self.until) and not is_stream_position(self.at):
             at_ns, half_ns = wall_ns(self.at, now_ns), round(DEFAULT_S / 2 * 1e9)
             return PageWindow(at_ns - half_ns, min(at_ns + half_ns, max(now_ns, at_ns)), False)
         until_ns = wall_ns(self.until, now_ns) if self.until else now_ns
-        since_ns = wall_ns(self.since, now_ns) if self.since else until_ns - round(DEFAULT_S * 1e9)
+        if self.since:
+            since_ns = wall_ns(self.since, now_ns)
+        else:
+            since_ns = until_ns - round(DEFAULT_S * 1e9)
+            if open_since_ns and not self.until:
+                since_ns = min(since_ns, open_since_ns - round(BEFORE_FINDING_S * 1e9))
         if since_ns >= until_ns:
             raise BadTime(f"from={self.since} is not before to={self.until or 'now'}")
         return PageWindow(since_ns, until_ns, self.is_live)

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dash import html
@@ -21,6 +21,7 @@ from dash.development.base_component import Component
 
 from kvscope.monitor.base.errors import BadQuestion, BadTime, NotKnown, Unreachable
 from kvscope.monitor.base.latest_entries import LatestEntries
+from kvscope.monitor.detectors.findings import is_grave
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView
 
@@ -99,7 +100,8 @@ class Pages:
         known = worst_first([*live, *gone])
         if not known:
             return Page(_notices("waiting for an engine", place, [], empty=True), {})
-        here, complaint = _here(place, known)
+        opened: dict[str, int] = await self._once("opened", lambda: _opened(self._query))
+        here, complaint = _here(place, known, opened)
         goes_on = here.window.live or here.window.until_ns > engine_now_ns(here.engine)
         rests_s = 0 if goes_on else PAST_RESTS_S
         view: ShownView = await self._once(here.place, lambda: _shown(self._query, here), rests_s, in_turn=True)
@@ -184,22 +186,33 @@ def _notices(
     }
 
 
-def _here(place: PagePlace, known: list[EngineView]) -> tuple[Here, str]:
-    """Return the current place, and the error in the address, if any."""
+def _opened(query: Query) -> dict[str, int]:
+    """Return when the first open finding of each engine began that needs action (wall ns)."""
+    opened: dict[str, int] = {}
+    for finding in query.findings("firing"):
+        if finding.since and is_grave(finding.severity):
+            since_ns = wall_ns(finding.since, 0)
+            opened[finding.engine] = min(since_ns, opened.get(finding.engine, since_ns))
+    return opened
+
+
+def _here(place: PagePlace, known: list[EngineView], opened: Mapping[str, int]) -> tuple[Here, str]:
+    """Return the current place, and the error in the address, if any. `opened`: when the findings of engines began."""
     complaints = []
     if is_of_many(place.engine) and place.engine not in (view.engine for view in known):
         place = place._replace(view=place.view if len(known) == 1 else "", engine="", id="")
     engine = next((view for view in known if view.engine == place.engine), known[0])
     if place.engine not in ("", engine.engine):
         complaints.append(f"No engine '{place.engine[:80]}' is known here. This is {engine.engine}.")
-    now_ns = engine_now_ns(engine)
+    now_ns, open_since_ns = engine_now_ns(engine), opened.get(engine.engine, 0)
     try:
-        window = place.window(now_ns)
+        window = place.window(now_ns, open_since_ns)
     except BadTime as error:
-        complaints.append(f"{error}. The last ten minutes are shown.")
+        complaints.append(f"{error}. The time until now is shown.")
         place = place._replace(since="", until="", at="")
-        window = place.window(now_ns)
-    return Here(place._replace(engine=engine.engine), window, engine, known), " ".join(complaints)
+        window = place.window(now_ns, open_since_ns)
+    place = place._replace(engine=engine.engine)
+    return Here(place, window, engine, known, open_since_ns), " ".join(complaints)
 
 
 def _known_s(query: Query, here: Here) -> float:
@@ -229,7 +242,8 @@ def _at_one_position(query: Query, here: Here) -> tuple[Query, Here]:
     live = still.engines()
     engine = next((view for view in live if view.engine == here.name), here.engine)
     gone = [view for view in here.engines if view.status == "gone"]
-    return still, Here(here.place, here.place.window(engine_now_ns(engine)), engine, worst_first([*live, *gone]))
+    window = here.place.window(engine_now_ns(engine), here.open_since_ns)
+    return still, here._replace(window=window, engine=engine, engines=worst_first([*live, *gone]))
 
 
 def _shown(query: Query, here: Here) -> ShownView:

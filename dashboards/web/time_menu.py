@@ -131,7 +131,7 @@ def _spans(place: PagePlace, window: PageWindow, known_s: float) -> html.Ul:
             html.Li(
                 html.A(
                     words.capitalize(),
-                    href=place.but(since="" if seconds == SPANS[1][0] else ago(seconds), until="", at=""),
+                    href=place.but(since=ago(seconds), until="", at=""),
                     **ui.aria(current="true" if window.live and round(window.seconds) == seconds else "false"),
                 )
             )

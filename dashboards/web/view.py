@@ -28,6 +28,8 @@ class Here(NamedTuple):
     engine: EngineView
     engines: list[EngineView]
     """The worst off first."""
+    open_since_ns: int = 0
+    """When the first of the engine's open findings began that need action (wall), 0 without any."""
 
     @property
     def is_fleet(self) -> bool:
@@ -45,6 +47,13 @@ class Here(NamedTuple):
         if self.place.at:
             return self.place.at
         return "" if self.window.live else self.window.until
+
+    @property
+    def replayed_since(self) -> str:
+        """The beginning of the window where its events are replayed one by one, empty for the last ten minutes. The
+        default window may begin hours ago, with a finding: too many events.
+        """
+        return self.window.since if self.place.since or not self.window.live else ""
 
 
 class PageView(NamedTuple):

@@ -122,7 +122,8 @@ def _asked_for(here: Here, name: str, scope: str) -> Iterator[tuple[str, str]]:
     if scope == MOMENT and here.moment:
         yield "at", here.moment
     if scope == WINDOW:
-        yield "since", here.window.since
+        since = here.replayed_since if name in ("retained_blocks", "events") else here.window.since
+        yield from [("since", since)] if since else []
         if not here.window.live:
             yield "until", here.window.until
     if place.id and place.view in ("block", "request", "finding"):

@@ -61,6 +61,11 @@ def test_windows() -> None:
     until = rfc3339(NOW_NS - 30 * minute)
     assert PagePlace(until=until).window(NOW_NS) == (NOW_NS - 40 * minute, NOW_NS - 30 * minute, False)
     assert PagePlace(at=until).window(NOW_NS) == (NOW_NS - 35 * minute, NOW_NS - 25 * minute, False)
+    old, new = NOW_NS - 45 * minute, NOW_NS - 2 * minute  # an open finding
+    assert PagePlace().window(NOW_NS, old) == (NOW_NS - 46 * minute, NOW_NS, True)
+    assert PagePlace().window(NOW_NS, new) == (NOW_NS - 10 * minute, NOW_NS, True)
+    assert PagePlace(since="now-1m").window(NOW_NS, old) == (NOW_NS - minute, NOW_NS, True)
+    assert PagePlace(until=until).window(NOW_NS, old) == (NOW_NS - 40 * minute, NOW_NS - 30 * minute, False)
     assert not PagePlace(at="3/17/2").window(NOW_NS).live
     with pytest.raises(BadTime):
         PagePlace(since=until, until="now-1h").window(NOW_NS)

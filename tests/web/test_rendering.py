@@ -14,9 +14,11 @@ from kvscope.dashboards.web.links import PagePlace, place_of, rfc3339
 from kvscope.dashboards.web.rendering import REST, TICK_S, Page, Pages
 from kvscope.dashboards.web.view_registry import PATHS
 from kvscope.lab.stepped_engine import Lab
+from kvscope.monitor.base.text import counted
 from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.questions.schema import BlockMap, PointView
+from tests.detectors.scenes import unaccounted
 from tests.web.parts import ENGINE
 
 
@@ -55,6 +57,28 @@ class Clock:
 
 def look(pages: Pages, place: PagePlace) -> Page:
     return asyncio.run(pages.page(place))
+
+
+def test_a_finding_open_for_long_is_in_the_window_and_on_the_page_that_it_leads_to() -> None:
+    scene = unaccounted()
+    scene.run_until_idle(0.1)
+    scene.live(45 * 60, every=1.0)
+    (leak,) = [one for one in scene.watch.findings("firing") if one.code == "leak.unaccounted"]
+    pages = Pages(scene.watch)
+    timeline = look(pages, PagePlace("engine", ENGINE)).sections
+    assert leak.title in timeline["main marks"]
+    held = look(pages, PagePlace("held", ENGINE)).sections
+    assert f"{counted(len(leak.culprits.blocks), 'block')} are held now" in held["main head"]
+    assert leak.culprits.requests
+    for request in leak.culprits.requests:
+        assert f'"{request}"' in held["main held"]
+    finding = look(pages, PagePlace("finding", ENGINE, id=leak.id)).sections["main finding"]
+    linked = re.findall(r'"href":"(/(?:held|engine|blocks)[^"]*)"', finding)
+    assert len(linked) > 2
+    for address in linked:
+        shown = look(pages, place_of(address)).sections
+        assert "main sentence" not in shown
+        assert "main marks" not in shown or leak.title in shown["main marks"]
 
 
 @pytest.mark.parametrize("several", [".*", "{lab@127.0.0.1:0/0,lab@127.0.0.1:0/1}"])

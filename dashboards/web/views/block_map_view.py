@@ -146,7 +146,7 @@ def _events_around(query: Query, here: Here) -> tuple[list[EventView], int]:
     """Return the events around the time, and the index of the last that had happened then (-1: none)."""
     name, moment = here.name, here.moment
     if not moment:
-        events = query.events(name, limit=MAX_MAP_EVENTS)
+        events = query.events(name, here.replayed_since, limit=MAX_MAP_EVENTS)
         return events, len(events) - 1
     events = query.events(name, around=moment, limit=MAX_MAP_EVENTS)
     if "/" in moment:

@@ -17,7 +17,7 @@ from .. import ui
 from ..charts import ChartMark, ChartRow
 from ..display_text import clock_text, sentence
 from ..finding_cards import advice, alternatives, culprits, evidence, marks
-from ..links import PagePlace, PageWindow, rfc3339, wall_ns
+from ..links import BEFORE_FINDING_S, PagePlace, PageWindow, rfc3339, wall_ns
 from ..pool import points_over_time, pool_row, request_traces
 from ..view import Here, PageView
 from .alerts_view import literally, silence_form, silence_note
@@ -102,11 +102,19 @@ def _links(here: Here, then: PagePlace, finding: FindingReport) -> list[Any]:
     return [
         html.A("Runbook", href=f"/{finding.runbook}"),
         *_comparison(here, finding),
-        html.A("Blocks at that time", href=then.to("blocks")),
+        html.A("Blocks at that time" if finding.resolved_at else "Blocks now", href=then.to("blocks")),
         html.A("Retained blocks", href=then.to("held")),
-        html.A("Timeline of that time", href=then.to("engine")),
+        html.A("Timeline of that time", href=_timeline(then, finding)),
         html.A("All findings", href=then.to("findings")),
     ]
+
+
+def _timeline(then: PagePlace, finding: FindingReport) -> str:
+    """Return the address of the engine's timeline: of an open finding, from before it began until now."""
+    if finding.resolved_at or not finding.since:
+        return then.to("engine")
+    began_ns = wall_ns(finding.since, 0) - round(BEFORE_FINDING_S * 1e9)
+    return then.to("engine", since=rfc3339(began_ns), until="", at="")
 
 
 def _comparison(here: Here, finding: FindingReport) -> list[Any]:

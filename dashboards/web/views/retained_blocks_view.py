@@ -24,7 +24,8 @@ RETAINED_SHADES: Final = {"FREE_DEFERRED": "finished", "UNACCOUNTED": "unaccount
 
 def view(query: Query, here: Here) -> PageView:
     """Return the blocks by owner, oldest first, how long the others stayed, and the rest at each drain to idle."""
-    retained = query.retained_blocks(here.name, here.window.since, "" if here.window.live else here.window.until)
+    until = "" if here.window.live else here.window.until
+    retained = query.retained_blocks(here.name, here.replayed_since, until)
     return PageView(
         {
             "head": html.Header(_head(here, retained)),

@@ -54,8 +54,10 @@ def view(query: Query, here: Here) -> PageView:
     since, until = here.window.since, "" if here.window.live else here.window.until
     points = query.points(here.name, limit=MAX_TIMELINE_POINTS, since=since, until=until)
     if here.window.live and points:  # of an engine that is young, as much as there is
-        shown = here.window._replace(since_ns=max(here.window.since_ns, points[0].at_ns))
-        here = here._replace(window=shown)
+        first_ns, known = points[0].at_ns, query.history(here.name).first
+        if here.open_since_ns and known:  # the points are thinned: the first may be later than the finding's beginning
+            first_ns = min(first_ns, max(here.open_since_ns, wall_ns(known, 0)))
+        here = here._replace(window=here.window._replace(since_ns=max(here.window.since_ns, first_ns)))
     marks = _marks(query, here, points)
     explained = query.explain(here.name, since, until)
     found = [] if here.moment else query.findings("firing", here.name)  # of a past time, the forecast is over
