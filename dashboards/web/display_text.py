@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from kvscope.monitor.base.text import counted, duration, in_words
 from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.questions.schema import EngineView, LatencyView, RequestView, SlowView
+
+NOT_RECEIVED: Final = ("silent", "stopped", "gone")
+"""Statuses of engines of which nothing is received any more."""
 
 
 def clock_text(at: str | None) -> str:
@@ -60,8 +64,17 @@ def slow_text(slow: SlowView) -> str:
     )
 
 
+def is_unread(engine: EngineView) -> bool:
+    """Whether the reader behind the engine does not work: nothing about the engine now is known."""
+    return engine.status == "unknown" and (engine.signal == "stream" or engine.running is not None)
+
+
 def no_rate(engine: EngineView) -> str:
-    """Return the reason for a missing rate: its metrics lack it, or the engine is silent or has just begun."""
+    """Return what stands for a missing rate: a dash where nothing is received, or the reason, that its metrics lack it
+    or that the engine has just begun.
+    """
+    if engine.status in NOT_RECEIVED or is_unread(engine):
+        return "–"
     return "not exposed" if engine.signal == "metrics" else "not known"
 
 

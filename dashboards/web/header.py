@@ -13,7 +13,7 @@ from kvscope.monitor.base.text import counted, duration
 from kvscope.monitor.questions.schema import EngineView
 
 from . import ui
-from .display_text import clock_text, sentence, slow_text
+from .display_text import clock_text, is_unread, sentence, slow_text
 from .time_menu import time_menu
 from .view import FLEET_PATH, Here, engine_now_ns, open_findings
 from .view_registry import tab_of, views_of
@@ -47,9 +47,7 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
     """All of it, as it stands at the top of the page. `known_s`: how much time there is to look at. `every_s`: the
     interval at which the view is rendered again (0: at every tick).
     """
-    ended = all(map(_is_recording, here.engines))
-    if here.place.view:
-        ended = here.engine.status in QUIET_STATUS or _is_recording(here.engine)
+    ended = _is_over(here.engine) if here.place.view else all(map(_is_over, here.engines))
     return [
         html.Div(
             [
@@ -71,9 +69,10 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
     ]
 
 
-def _is_recording(engine: EngineView) -> bool:
-    """Whether its stream ended long ago. That of a live engine goes on, also while nothing is received."""
-    return time.time_ns() - engine_now_ns(engine) > RECORDED_BEFORE_S * 10**9
+def _is_over(engine: EngineView) -> bool:
+    """Whether nothing of it is received now: it has gone quiet, or it is a recording, which ended long ago."""
+    is_recording = time.time_ns() - engine_now_ns(engine) > RECORDED_BEFORE_S * 10**9
+    return engine.status in QUIET_STATUS or is_unread(engine) or is_recording
 
 
 def _search(here: Here) -> html.Form:
@@ -145,11 +144,6 @@ def _tabs(here: Here) -> html.Ul:
     return html.Ul(links)
 
 
-def is_unread(engine: EngineView) -> bool:
-    """Whether the reader behind the engine does not work: nothing about the engine now is known."""
-    return engine.status == "unknown" and (engine.signal == "stream" or engine.running is not None)
-
-
 def health(engine: EngineView, every_s: float) -> list[Any]:
     """Return whether the data is exact, with losses, and how old it may be."""
     slow = (
@@ -175,7 +169,10 @@ def health(engine: EngineView, every_s: float) -> list[Any]:
             html.Span("seen through /metrics only", className="health unsure"),
             *slow,
         ]
-    if engine.uncertain_since:
+    if engine.status in QUIET_STATUS:
+        since = f" since {clock_text(engine.status_since)} UTC" if engine.status_since else ""
+        verdict = html.Span(f"not received{since}", className="health unsure", title="Its state now is not known")
+    elif engine.uncertain_since:
         verdict = html.Span(f"not exact since {clock_text(engine.uncertain_since)} UTC", className="health unsure")
     else:
         verdict = html.Span("exact", className="health exact", title="No event is missing: every figure is exact")

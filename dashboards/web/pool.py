@@ -43,13 +43,14 @@ def pool_row(points: Sequence[PointView], height_px: int) -> ChartRow:
     return ChartRow("Pool", height_px, [Trace("in use", IN_USE, used, title=title)], 100, " %")
 
 
-def gaps_between(points: Sequence[PointView]) -> list[tuple[int, int]]:
-    """Return the times without data, from a point to the next: the engine, or its reader, was down."""
-    pairs = [(before, after, after.at_ns - before.at_ns) for before, after in pairwise(points)]
-    usual_ns = median(apart for _, _, apart in pairs) if pairs else 0
-    return [
-        (before.at_ns, after.at_ns) for before, after, apart in pairs if apart > max(LEAST_GAP_NS, GAP_TIMES * usual_ns)
-    ]
+def gaps_between(points: Sequence[PointView], until_ns: int) -> list[tuple[int, int]]:
+    """Return the times without data, from a point to the next or to the end of the window: the engine, or its reader,
+    was down.
+    """
+    moments = [point.at_ns for point in points]
+    usual_ns = median(after - before for before, after in pairwise(moments)) if len(moments) > 1 else 0
+    least_ns = max(LEAST_GAP_NS, GAP_TIMES * usual_ns)
+    return [(before, after) for before, after in pairwise([*moments, until_ns]) if after - before > least_ns]
 
 
 def points_over_time(
@@ -57,7 +58,7 @@ def points_over_time(
 ) -> html.Div:
     """Return the chart of these points, with their gaps. `more`: as `over_time` takes it."""
     moments = [point.at_ns for point in points]
-    return over_time(name, moments, rows, window, gaps=gaps_between(points), **more)
+    return over_time(name, moments, rows, window, gaps=gaps_between(points, window.until_ns), **more)
 
 
 def pool_text(point: PointView) -> str:

@@ -38,7 +38,8 @@ def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
     """
     if ledger.has_stream:
         return _stream_view(ledger, findings, ledger.tally.pace.slow)
-    return _figures_view(ledger, findings, ledger.samples or [Sample(ledger.engine, "")], ledger.tally.pace.slow)
+    samples = ledger.samples or [Sample(ledger.engine, "")]
+    return _figures_view(ledger, findings, samples, ledger.tally.pace.slow, is_read=not _is_reader_down(ledger))
 
 
 def past_stream_view(ledger: EngineLedger, findings: dict[str, int], live: EngineLedger) -> EngineView:
@@ -50,7 +51,7 @@ def past_stream_view(ledger: EngineLedger, findings: dict[str, int], live: Engin
 def past_metrics_view(ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample]) -> EngineView:
     """Return an engine without a stream as it was at the last of these samples."""
     at_ns = samples[-1].at_ns or 0
-    view = _figures_view(ledger, findings, samples, ledger.tally.pace.slow_at(at_ns))
+    view = _figures_view(ledger, findings, samples, ledger.tally.pace.slow_at(at_ns), is_read=True)
     return msgspec.structs.replace(view, at=timestamp(at_ns), last_seen_s_ago=0.0)
 
 
@@ -143,19 +144,30 @@ def _is_reader_down(ledger: EngineLedger) -> bool:
     return any(failure.kind == "reader" for failure in ledger.observer_failures)
 
 
+def present_ns(ledger: EngineLedger) -> int:
+    """Return an engine's present (wall). A scrape that fails stores no record: then this machine's clock counts."""
+    return time.time_ns() if _is_reader_down(ledger) else ledger.now_ns
+
+
 def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
-    """Seconds since the last good scrape. A scrape that fails stores no record, so that the reader's clock counts."""
-    now_ns = time.time_ns() if _is_reader_down(ledger) else ledger.now_ns
+    """Seconds since the last good scrape."""
+    now_ns = present_ns(ledger)
     return round(max(now_ns - (last.at_ns or now_ns), 0) / 1e9, 3)
 
 
 def _figures_view(
-    ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample], slow: SlowClients | None
+    ledger: EngineLedger,
+    findings: dict[str, int],
+    samples: Sequence[Sample],
+    slow: SlowClients | None,
+    *,
+    is_read: bool,
 ) -> EngineView:
+    """Return the view by the last of these samples. `is_read`: its reader works, or else no rate is known."""
     last = samples[-1]
     facts = {name: fact.value for name, fact in ledger.facts.items() if name not in NO_SETTINGS}
     since_ns = 0
-    if _is_reader_down(ledger) or last.running is None:
+    if not is_read or last.running is None:
         status = "unknown"
     elif last.running or last.waiting:
         status, since_ns = metrics_progress(samples)
@@ -182,8 +194,8 @@ def _figures_view(
         waiting_by_reason=waiting_by_reason(last),
         usage=last.usage,
         balance=None,
-        output_tokens_per_s=last.generation_tokens_per_s,
-        computed_tokens_per_s=last.prompt_tokens_per_s,
+        output_tokens_per_s=last.generation_tokens_per_s if is_read else None,
+        computed_tokens_per_s=last.prompt_tokens_per_s if is_read else None,
         preemptions=last.preemptions,
         prefix_hit_rate=last.prefix_hit_rate,
         batches_lost=0,

@@ -24,6 +24,7 @@ from ..detectors.findings import FindingReport, is_grave
 from ..detectors.judgement import SEVERITIES
 from ..detectors.registry import catalogue
 from ..ledger.engine_ledger import EngineLedger
+from .engines import present_ns
 from .fleet_schema import (
     UNSERVED_STATUSES,
     CauseKind,
@@ -45,8 +46,8 @@ from .schema import EngineView
 def ledger_strip(ledger: EngineLedger) -> list[int]:
     """Return the usage strip of an engine, from the points or samples that its ledger has in memory."""
     if not ledger.has_stream:
-        return usage_strip(((sample.at_ns or 0, sample.usage) for sample in ledger.samples), ledger.now_ns)
-    return usage_strip(((point.at_ns, point.balance.usage) for point in ledger.points), ledger.now_ns)
+        return usage_strip(((sample.at_ns or 0, sample.usage) for sample in ledger.samples), present_ns(ledger))
+    return usage_strip(((point.at_ns, point.balance.usage) for point in ledger.points), present_ns(ledger))
 
 
 def findings_by_engine(findings: Iterable[FindingReport]) -> dict[str, list[FindingReport]]:

@@ -145,7 +145,7 @@ def test_a_time_without_scrapes_is_a_gap_and_a_slow_scrape_is_none() -> None:
     watch = plain_vllm(30)
     watch.feed([sample(number) for number in range(90, 120)])
     points = watch.points(VLLM)
-    ((since, until),) = gaps_between(points)
+    ((since, until),) = gaps_between(points, points[-1].at_ns)
     assert (since, until) == (points[29].at_ns, points[30].at_ns)
     drawn = figure(watch, "/engine")
     (gap,) = (shape for shape in drawn["layout"]["shapes"] if shape["type"] == "rect")
@@ -155,7 +155,8 @@ def test_a_time_without_scrapes_is_a_gap_and_a_slow_scrape_is_none() -> None:
     slow = Pipeline()
     slow.feed([sample(12 * number) for number in range(20)])  # once a minute
     assert len(slow.points(VLLM, seconds=3600)) == 20
-    assert not gaps_between(slow.points(VLLM, seconds=3600))
+    points = slow.points(VLLM, seconds=3600)
+    assert not gaps_between(points, points[-1].at_ns)
 
 
 def test_gaps_that_one_moment_parts_are_one_and_a_narrow_one_has_no_words() -> None:
@@ -227,7 +228,7 @@ def test_a_pool_that_was_larger_before_a_restart_is_drawn_whole() -> None:
     (size,) = (one for one in row.traces if one.label == "the pool")
     assert set(size.values) == {513, 201}
     assert sum(point.restarted for point in points) == 1
-    assert gaps_between(points)
+    assert gaps_between(points, points[-1].at_ns)
 
 
 def test_an_engine_that_computes_nothing_is_not_better_for_preempting_less() -> None:

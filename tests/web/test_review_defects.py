@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+from kvscope.dashboards.web import header
 from kvscope.dashboards.web.view_registry import PATHS
 from kvscope.engine.bench.clock import VirtualClock
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.questions.pipeline import Pipeline
 from tests.web.parts import ENGINE
-from tests.web.test_states import at, text
+from tests.web.test_states import at, text, texts
 
 
 def worked(lab: Lab, seconds: int = 3) -> None:
@@ -36,6 +39,28 @@ def test_a_stopped_engine_is_the_headline_and_has_no_rates() -> None:
     watch.feed(running.frames)
     assert watch.engines()[0].output_tokens_per_s is not None
     assert "has stopped" not in text(PATHS[""].make(watch, at(watch, "/")), "head")
+
+
+def test_a_dead_engine_is_neither_live_nor_exact_and_has_dashes_for_rates() -> None:
+    lab = Lab(clock=VirtualClock())
+    worked(lab)
+    watch = Pipeline()
+    watch.feed(lab.frames)
+    words = "".join(texts(header.header_bar(at(watch, "/engine"))))
+    assert "exact" in words
+    lab.log.stopped()
+    lab.flush()
+    watch.feed(lab.frames[-1:])
+    for address in ("/", "/engine"):
+        here = at(watch, address)
+        words = "".join(texts(header.header_bar(here)))
+        assert not re.search(r"\b(live|exact)\b", words)
+        assert "not received since" in words
+        view = PATHS[here.place.view].make(watch, here)
+        shown = text(view, "engines") if address == "/" else text(view, "summary")
+        assert "–" in shown
+        assert "not known" not in shown
+        assert "tok/s" not in shown
 
 
 def test_a_window_with_a_restart_begins_with_it_and_leaves_out_what_is_normal() -> None:
