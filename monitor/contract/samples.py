@@ -68,6 +68,23 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """CPU time of the process that serves the page: of the front end, and of the engine where it is the same process.
     An answer costs some, so that a page which repeats it is a copy.
     """
+    external_queries: int | None = None
+    """Tokens looked up in caches outside the pool (another engine, an outer tier), which the pool's own cache lacked,
+    and those of them that were there, since the engine started.
+    """
+    external_hits: int | None = None
+    fetching: int | None = None
+    """Requests whose KV is being fetched from elsewhere."""
+    failed_transfers: int | None = None
+    """Transfers of KV that failed, leases on the blocks of finished requests that expired before a consumer had read
+    them, and reads whose notification came after such an end, since the engine started.
+    """
+    expired_leases: int | None = None
+    late_reads: int | None = None
+    tier_refusals: int | None = None
+    """Allocations in an outer tier that failed, and bytes stored there and loaded, since the engine started."""
+    tier_stored_bytes: int | None = None
+    tier_loaded_bytes: int | None = None
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -269,7 +269,7 @@ class Log:
                     yield from self._described(state, line.text)
         for state in self.text_events.stated_states() if not (self.stats_lines or grows) else ():
             yield from self._described(state, "")
-        if len(self.text_events.pages) > 1 and not (self.stats_lines or grows):
+        if len(self.text_events.pages) and not (self.stats_lines or grows):
             yield from self._of_pages()
         if last_position and self._last_stamp is not None:
             read.append(_LogFact(last_position, None, "last_stamp", "", self._last_stamp))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..base.text import number_in
 from ..contract.samples import DurationCount, Fact, Sample
@@ -35,6 +35,20 @@ FIELDS: Final[dict[str, str]] = {
     "vllm:gpu_prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
     "vllm:gpu_prefix_cache_hits_total": "prefix_hits",
+    "vllm:external_prefix_cache_queries_total": "external_queries",
+    "vllm:external_prefix_cache_hits_total": "external_hits",
+    "vllm:num_requests_kv_fetch_by_stage": "fetching",  # since 0.32, on an engine that fetches
+    "vllm:nixl_num_failed_transfers_total": "failed_transfers",  # in 0.32 with the notifications that failed
+    "vllm:nixl_num_failed_notifications_total": "failed_transfers",
+    "vllm:hf3fs_num_failed_load_total": "failed_transfers",
+    "vllm:mooncake_store_operation_failed_keys_total": "failed_transfers",
+    "vllm:kv_offload_tiering_promotion_job_failures_total": "failed_transfers",
+    "vllm:nixl_num_kv_expired_reqs_total": "expired_leases",
+    "vllm:nixl_num_notifications_after_expiry_total": "late_reads",
+    "vllm:kv_offload_allocation_failure_total": "tier_refusals",
+    "vllm:kv_offload_tiering_promotion_allocation_failures_total": "tier_refusals",
+    "vllm:kv_offload_store_bytes_total": "tier_stored_bytes",
+    "vllm:kv_offload_load_bytes_total": "tier_loaded_bytes",
     "kvscope_engine_steps_total": "steps",
     "sglang:num_running_reqs": "running",
     "sglang:num_queue_reqs": "waiting",
@@ -45,6 +59,9 @@ FIELDS: Final[dict[str, str]] = {
     "sglang:prompt_tokens_total": "prompt_tokens",
     "sglang:generation_tokens_total": "generation_tokens",
     "sglang:cache_hit_rate": "prefix_hit_rate",
+    "sglang:num_decode_transfer_queue_reqs": "fetching",
+    "sglang:num_transfer_failed_reqs_total": "failed_transfers",
+    "sglang:num_bootstrap_failed_reqs_total": "failed_transfers",
 }
 """In comments, the first release of vLLM seen with a name, or without it."""
 COUNTERS: Final = (
@@ -56,6 +73,14 @@ COUNTERS: Final = (
     "generation_tokens",
     "prefix_queries",
     "prefix_hits",
+    "external_queries",
+    "external_hits",
+    "failed_transfers",
+    "expired_leases",
+    "late_reads",
+    "tier_refusals",
+    "tier_stored_bytes",
+    "tier_loaded_bytes",
 )
 DURATIONS: Final[dict[str, str]] = {
     "vllm:time_to_first_token_seconds_bucket": "first_token_s",
@@ -68,8 +93,8 @@ MAX_BUCKETS: Final = 256
 SUMMED: Final = ("finished", "aborted")
 NOT_AN_END: Final = ("abort", "error")
 """Values of vLLM's finished_reason that are no answer to its end: a client that left, a time-out, a failure."""
-LABELLED: Final = ("deferred", "awake")
-"""Fields that are one of their metric's series: the one with a label of that value."""
+LABELLED: Final = {"deferred": "deferred", "awake": "awake", "fetching": "in_progress"}
+"""Fields that are one of their metric's series, of vLLM: the one with a label of this value."""
 PROCESS_CPU: Final = "process_cpu_seconds_total"
 """Of the process that serves the page, whatever engines are behind it: it has no label of one. There is none with
 several API servers (prometheus_client's multiprocess mode). Of SGLang it is not used: without steps no stall is judged.
@@ -119,6 +144,8 @@ def engine_of(labels: Mapping[str, str], instance: str) -> ExposedEngine:
 MAX_FIGURE: Final = float(1 << 53)
 """The largest count that a float holds exactly."""
 SHARES: Final = frozenset({"usage", "prefix_hit_rate"})
+WHOLE: Final = frozenset(FIELDS.values()) - SHARES - {"awake"}
+"""Fields of a sample that are counts, and take the figure as it is."""
 
 
 def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], value: float) -> None:
@@ -126,7 +153,7 @@ def put_figure(figures: ExposedFigures, name: str, labels: Mapping[str, str], va
     field = FIELDS.get(name)
     if field is None or not 0 <= value <= (1 if field in SHARES else MAX_FIGURE):
         return
-    if field in LABELLED and field not in labels.values():
+    if name.startswith("vllm:") and LABELLED.get(field, "") not in ("", *labels.values()):
         return
     if field == "finished" and labels.get("finished_reason") in NOT_AN_END:
         field = "aborted"
@@ -210,9 +237,6 @@ class Sampler:
                 return None
             return (figures[name] - (0.0 if restarted else before[name])) / seconds if seconds > 0 else None
 
-        def whole(name: str) -> int | None:
-            return round(figures[name]) if name in figures else None
-
         def durations(name: str) -> tuple[DurationCount, ...] | None:
             now = counted.get(name, {})
             return durations_between(dict.fromkeys(now, 0.0) if restarted else self._buckets_before.get(name, {}), now)
@@ -220,34 +244,22 @@ class Sampler:
         hit_rate = figures.get("prefix_hit_rate")
         if figures.get("prefix_queries"):
             hit_rate = figures.get("prefix_hits", 0.0) / figures["prefix_queries"]
+        whole: dict[str, Any] = {name: round(value) for name, value in figures.items() if name in WHOLE}
         sample = Sample(
             engine=self.engine,
             position=position,
             at_ns=at_ns,
-            running=whole("running"),
-            waiting=whole("waiting"),
             usage=figures.get("usage"),
             prompt_tokens_per_s=rate("prompt_tokens"),
             generation_tokens_per_s=rate("generation_tokens"),
             prefix_hit_rate=hit_rate,
-            preemptions=whole("preemptions"),
-            deferred=whole("deferred"),
             awake=bool(figures["awake"]) if "awake" in figures else None,
-            steps=whole("steps"),
-            finished=whole("finished"),
-            aborted=whole("aborted"),
-            measured_requests=whole("measured_requests"),
-            request_prompt_tokens=whole("request_prompt_tokens"),
-            request_output_tokens=whole("request_output_tokens"),
-            prefix_queries=whole("prefix_queries"),
-            prefix_hits=whole("prefix_hits"),
-            generation_tokens=whole("generation_tokens"),
-            prompt_tokens=whole("prompt_tokens"),
             process_cpu_s=figures.get("process_cpu_s"),
             restarted=restarted,
             source=self.source,
             first_token_s=durations("first_token_s"),
             queue_s=durations("queue_s"),
+            **whole,
         )
         self._before, self._before_ns, self._buckets_before = figures, at_ns, counted
         return sample

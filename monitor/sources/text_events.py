@@ -213,7 +213,7 @@ class TextEvents:
         """Yield the states in prose or on a pasted page, for a text without statistics."""
         self._take_list()
         yield from self._told
-        if "running" in self._metrics and len(self.pages) < 2:
+        if "running" in self._metrics and not len(self.pages):
             yield DescribedState(self._metrics_at, self._metrics, "")
 
     def phrases(self) -> list[TextEvent]:

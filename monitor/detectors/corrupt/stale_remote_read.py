@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..judgement import Evidence, TextJudgement
+from ...base.text import counted
+from ...ledger.engine_ledger import EngineLedger
+from ..counted_events import counted_events
+from ..detector import FromSamples, Settings
+from ..judgement import Evidence, Judgement, TextJudgement
 from ..written.written_view import TextDetector, WrittenView, quotes
 
 
@@ -56,4 +60,38 @@ class StaleRemoteRead(TextDetector):
                 " sides, look the same."
             ),
             missing="a fetch of the same request after its release: both sides' logs at that time",
+        )
+
+
+class StaleRemoteReadFromCounter(FromSamples, StaleRemoteRead):
+    """Reads after the end of a lease, by the engine's own counter.
+
+    Sees: notifications of completed reads for requests whose leases had expired.
+    Likely when: always, since the counter does not show whether the blocks had been used again by then.
+    """
+
+    recurs = True
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what the engine counted."""
+        late = counted_events(ledger.samples, "late_reads", settings)
+        if late is None:
+            return
+        expired = ledger.samples[-1].expired_leases
+        yield self.finding(
+            ledger,
+            since_ns=late.since_ns(),
+            position=late.last.position,
+            evidence=(
+                *late.evidence("reads"),
+                *((Evidence("expired_leases", expired, "leases", late.last.source),) if expired else ()),
+            ),
+            explanation=(
+                f"The engine counted {counted(late.number, 'notification')} of completed reads {late.when()} that came"
+                f" after the request's lease had expired{late.of_requests()}. The other engine read blocks that were"
+                " released, or about to be, and that may hold another request's KV by then. The client gets status 200"
+                " and an answer that may be wrong. A read that ended in time, with a notification that came late,"
+                " counts as well."
+            ),
+            missing="whether the blocks had been reused by then: the event stream of a probe on the prefill side",
         )

@@ -11,7 +11,8 @@ from ...base.text import counted, duration, percent
 from ...contract.kinds import Holder
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.records import UNKNOWN_POSITION, LapsedLease
-from ..detector import Settings, StreamDetector, Threshold
+from ..counted_events import EVENTS_WINDOW_S, MIN_EVENT_SHARE, MIN_EVENTS, counted_events
+from ..detector import FromSamples, Settings, StreamDetector, Threshold
 from ..judgement import Alternative, Judgement, seen
 
 
@@ -43,6 +44,8 @@ def _largest_burst(lapses: Sequence[LapsedLease], within_s: float) -> LapseBurst
 
 
 HALF_A_LEASE: Final = 0.5
+READ_LATE: Final = "Blocks read after their lease"
+"""The case of the runbook where shorter leases would do harm."""
 EITHER_END: Final = "whether the lease or the consumer ended each: the engine reports both in the same way"
 
 
@@ -70,6 +73,9 @@ class LeaseBurst(StreamDetector[Judgement]):
     remember_s = Threshold(
         600, "s", "leases last up to minutes, and two that expire minutes apart belong to the same incident"
     )
+    events_window_s = EVENTS_WINDOW_S
+    min_events = MIN_EVENTS
+    min_event_share = MIN_EVENT_SHARE
     alternatives = (
         Alternative(
             "one client that disconnected, with few blocks",
@@ -135,3 +141,34 @@ class LeaseBurst(StreamDetector[Judgement]):
         blocks = {block for lapse in lapses for block in lapse.blocks}
         much = bool(blocks) and len(blocks) >= least_share * usable
         return much and prod({lapse.id: lapse.chance for lapse in lapses}.values()) <= HALF_A_LEASE**many
+
+
+class LeaseBurstFromCounter(FromSamples, LeaseBurst):
+    """Expired leases, by the engine's own counter.
+
+    Sees: leases on the KV of finished requests that expired before a consumer had read it.
+    Likely when: always, since the counter does not show how many blocks they kept.
+    Not when: of a hundred requests one or none is concerned, or two altogether: that is information.
+    """
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what the engine counted."""
+        expired = counted_events(ledger.samples, "expired_leases", settings)
+        if expired is None:
+            return
+        yield self.finding(
+            ledger,
+            severity=expired.severity(settings),
+            since_ns=expired.since_ns(),
+            position=expired.last.position,
+            evidence=expired.evidence("leases"),
+            case=READ_LATE if expired.last.late_reads else "",
+            explanation=(
+                f"The engine counted {counted(expired.number, 'expired lease')} {expired.when()}"
+                f"{expired.of_requests()}: no consumer had read the KV of these finished requests, and their blocks"
+                " were kept until the end of the lease. Their clients left between the two engines, or the consumer is"
+                " slow or gone."
+            ),
+            missing="how many blocks they kept, and for how long: attach the event stream (monitor doctor"
+            " tcp://HOST:5757)",
+        )

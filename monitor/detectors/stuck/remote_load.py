@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from ...base.text import counted, duration, listed, percent
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.records import RequestState
-from ..detector import Causes, Settings, StreamDetector, Threshold
+from ..counted_events import counted_events
+from ..detector import Causes, FromSamples, Settings, StreamDetector, Threshold
 from ..engine_pace import MORE_TIME, OutsideWaitLimit, at_pace_s, may_be_slow, outside_wait_limit
-from ..judgement import SLOW_TRANSFER, Alternative, Judgement, holds_what_it_needs, seen
+from ..judgement import SLOW_TRANSFER, Alternative, Evidence, Judgement, holds_what_it_needs, seen
+from ..sample_math import last_window, moved, seconds_apart
+from ..shared_thresholds import LEAST_SCRAPES
 from .head_of_line import HeadOfLine
 from .waiting_requests import (
     TRANSFER_PROGRESS,
@@ -165,3 +168,70 @@ def _reported_text(ledger: EngineLedger, ended: list[RequestState], count: int) 
     if len(ended) == count:
         return f"{by} has reported completion, but the engine, which keeps running, has not processed it"
     return f"{by} has reported the end of {listed([record.id for record in ended])}, but not of the others"
+
+
+class RemoteLoadFromCounters(FromSamples, RemoteLoad):
+    """Fetches that fail, or of which none ends, by the engine's own counts.
+
+    Sees: transfers that failed; or requests whose KV is being fetched while nothing runs, ends or yields a token.
+    Likely when: always, since the counts do not name the requests.
+    Not when: of a hundred requests one or none lost its transfer, or two altogether: that is information.
+    """
+
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield what the engine counted."""
+        yield from self._failed(ledger, settings)
+        yield from self._without_end(ledger, settings)
+
+    def _failed(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        failed = counted_events(ledger.samples, "failed_transfers", settings)
+        if failed is None:
+            return
+        yield self.finding(
+            ledger,
+            key="failed",
+            severity=failed.severity(settings) or "warning",
+            since_ns=failed.since_ns(),
+            position=failed.last.position,
+            evidence=failed.evidence("transfers"),
+            explanation=(
+                f"The engine counted {counted(failed.number, 'KV transfer')} that failed {failed.when()}"
+                f"{failed.of_requests()}. Each such request is computed here, fails, or waits until a time-out or an"
+                " abort. The other side may have exited, dropped the request, or have a different layout."
+            ),
+            case="Failed transfers",
+            missing="which requests, and what became of them: the log at that time, or the event stream",
+        )
+
+    def _without_end(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield fetches of which none ended: where nothing runs, one that did would have yielded a token or ended."""
+        samples = list(ledger.samples)
+        start = last_window(samples, lambda one: bool(one.fetching) and one.running == 0 and one.awake is not False)
+        if start is None:
+            return
+        first, last = samples[start], samples[-1]
+        waited_s, scrapes = seconds_apart(first, last), len(samples) - start
+        if waited_s < settings(self.least_wait_s) or scrapes < settings(LEAST_SCRAPES):
+            return
+        if first.generation_tokens is None or first.finished is None:
+            return  # whether one ended is not exposed
+        counters = ("generation_tokens", "finished", "aborted")
+        if any(moved(getattr(first, name), getattr(last, name)) for name in counters):
+            return
+        fetching = first.fetching or 0
+        yield self.finding(
+            ledger,
+            since_ns=first.at_ns or 0,
+            position=first.position,
+            evidence=(
+                Evidence("requests_fetching", fetching, "requests", last.source, last.position),
+                Evidence("waited", round(waited_s, 1), "s", last.source, last.position),
+                Evidence("usage", round(100 * (last.usage or 0.0), 1), "%", last.source, last.position),
+            ),
+            explanation=(
+                f"{counted(fetching, 'request')} {'has' if fetching == 1 else 'have'} waited for KV from another engine"
+                f" or tier for {duration(waited_s)} or more: nothing runs, and no request ended or got a token"
+                f" meanwhile. {percent(last.usage or 0.0)} of the pool is in use for it."
+            ),
+            missing="which requests, and whether the other side still sends: the event stream, or its log",
+        )

@@ -32,6 +32,7 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     lost_blocks.leases_ran_out,
     lost_blocks.pins_kept,
     failed_transfers.transfers_fail,
+    failed_transfers.transfers_counted,
     failed_transfers.fetch_lasts,
     standstill.engine_stalled,
     pool_pressure.request_above_pool,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
+from ..counted_events import MIN_EVENTS
 from ..judgement import Evidence, TextJudgement
+from ..leak.lease_burst import READ_LATE
 from ..stuck.remote_load import RemoteLoad
 from .written_view import COMPLAINTS, WrittenView, number_of, quotes
 
@@ -48,6 +50,59 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
         wont_help=("A larger pool.", "A longer time-out, if the other side has dropped the request."),
         missing="the other side's log at that time: whether it sent, refused or had exited",
     )
+
+
+class _CountOfLines(NamedTuple):
+    """What a field of a connector's statistics counts: the code, and the sentence about it."""
+
+    code: str
+    unit: str
+    what: str
+    case: str
+
+
+_COUNTED: Final = {
+    "late": _CountOfLines(
+        "corrupt.stale-remote-read",
+        "reads",
+        "notifications of reads that came after the request's lease had expired: the other engine may have read another"
+        " request's KV, and the client gets status 200",
+        "",
+    ),
+    "expired": _CountOfLines(
+        "leak.lease-burst",
+        "leases",
+        "expired leases: no consumer had read the KV of these finished requests, and their blocks were kept until then",
+        "",
+    ),
+    "failed": _CountOfLines(
+        "stuck.remote-load",
+        "transfers",
+        "KV transfers that failed: each such request is computed here, fails, or waits until a time-out or an abort",
+        "Failed transfers",
+    ),
+}
+"""By the field of a line, the most harmful first."""
+
+
+def transfers_counted(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield what a connector's lines of statistics count, each of its own interval."""
+    lines = view.lines("transfer_counts")
+    sums = {name: sum(number_of(line, name) or 0 for line in lines) for name in _COUNTED}
+    for name, (code, unit, what, case) in _COUNTED.items():
+        if not sums[name]:
+            continue
+        theirs = [line for line in lines if number_of(line, name)]
+        few = name != "late" and sums[name] < view.settings(MIN_EVENTS)
+        yield view.finding(
+            code,
+            theirs[0],
+            severity="info" if few else "warning" if name == "failed" else None,
+            evidence=(Evidence(f"{name}_{unit}", round(sums[name]), unit, "log", theirs[-1].position), *quotes(theirs)),
+            explanation=f"The connector's lines of statistics count {sums[name]:,.0f} {what}.",
+            case=READ_LATE if name == "expired" and sums["late"] else case,
+            missing="which requests, and their blocks: the event stream of a probe",
+        )
 
 
 def fetch_lasts(view: WrittenView) -> Iterator[TextJudgement]:

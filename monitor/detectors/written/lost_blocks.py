@@ -9,6 +9,8 @@ from ...base.text import counted, duration, percent
 from ...contract.samples import ReportedEvent, Sample
 from ..judgement import Evidence, TextJudgement
 from ..leak.finished_held import FinishedHeld
+from ..leak.lease_burst import READ_LATE
+from ..runbook_files import runbook_advice
 from ..sample_math import apart_s
 from .written_view import WrittenView, number_of, quotes, seconds_between
 
@@ -184,6 +186,7 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
     if not lines:
         return
     seconds = number_of(lines[0], "seconds")
+    read_late = any(number_of(line, "late") != 0 for line in view.lines("stale_read", "transfer_counts"))
     yield view.finding(
         "leak.lease-burst",
         lines[0],
@@ -199,7 +202,9 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
             + ", and no decode worker had fetched them: requests were aborted or rerouted between the two sides."
         ),
         do_now=("Find what cancels them: the router's time-out must exceed the time of a prefill.",),
-        change=("A shorter VLLM_NIXL_ABORT_REQUEST_TIMEOUT (or kv_lease_duration) frees them earlier.",),
+        change=runbook_advice("leak.lease-burst", READ_LATE)["change"]
+        if read_late
+        else ("A shorter VLLM_NIXL_ABORT_REQUEST_TIMEOUT (or kv_lease_duration) frees them earlier.",),
         wont_help=("More decode capacity, if the clients gave up.",),
         missing="" if len(lines) > 1 else "whether it is more than one client that disconnected",
     )

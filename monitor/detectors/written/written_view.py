@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, Unpack
+from typing import ClassVar, Final, Unpack
 
 from ...contract.samples import ReportedEvent, Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...sources.text_events import PHRASE_PREFIX
-from ..detector import Detector, Settings
-from ..judgement import Evidence, TextJudgement
+from ..detector import Detector, Settings, Signal
+from ..judgement import Evidence, Judgement, TextJudgement
 from ..measured_harm import verdict_of
 from ..runbook_files import FindingFields, with_advice
 from ..sample_math import DEFAULT_INTERVAL_S, apart_s
@@ -134,12 +134,12 @@ def _is_phrase(event: ReportedEvent) -> bool:
     return event.name.startswith(PHRASE_PREFIX)
 
 
-class TextDetector(Detector[TextJudgement]):
+class TextDetector(Detector[Judgement]):
     """The base of codes that only the text of a log or a report shows: `read` yields them."""
 
-    requires = ("log", "report")
+    requires: ClassVar[tuple[Signal, ...]] = ("log", "report")
 
-    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[TextJudgement]:
+    def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Read the text of an engine without an event stream."""
         if not ledger.has_stream:
             yield from self.read(WrittenView(ledger, settings))

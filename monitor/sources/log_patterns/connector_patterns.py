@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from .pattern import LogPattern
+from .pattern import LineFields, LogPattern
+
+_COUNTED: Final = {
+    "failed": re.compile(r"\bNum failed (?:transfers|recvs)=(\d{1,9})\b", re.ASCII),
+    "expired": re.compile(r"\bNum KV expired reqs=(\d{1,9})\b", re.ASCII),
+    "late": re.compile(r"\bNum notifs after expiry=(\d{1,9})\b", re.ASCII),
+}
+"""Events of one interval in a connector's line of statistics, by field."""
+
+
+def transfer_counts(match: re.Match[str]) -> LineFields:
+    """Return how many transfers failed, leases expired, and reads were notified after their lease."""
+    return {name: sum(map(int, pattern.findall(match[0]))) for name, pattern in _COUNTED.items()}
+
 
 CONNECTOR_PATTERNS: Final = (
     LogPattern(
@@ -52,6 +66,16 @@ CONNECTOR_PATTERNS: Final = (
         "ERROR 11-19 10:12:21 [nixl_connector.py:1068] Potentially invalid KV blocks for unrecognized request"
         " chatcmpl-1"
         " were retrieved by a decode worker. They may have expired.",
+    ),
+    LogPattern(
+        "transfer_counts",
+        "vllm",
+        "NIXL and Mooncake connectors, 0.11 to 0.33",
+        "KV Transfer metrics: ",
+        r"KV Transfer metrics: Num successful transfers=.{0,900}",
+        "INFO 11-20 10:00:00 [metrics.py:100] KV Transfer metrics: Num successful transfers=3, Avg xfer time (ms)=5.0,"
+        " P90 xfer time (ms)=9000.0, Num failed transfers=12, Num KV expired reqs=7, Num notifs after expiry=4",
+        transfer_counts,
     ),
     LogPattern(
         "transfer_failed",
