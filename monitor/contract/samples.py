@@ -22,8 +22,9 @@ DurationCount = tuple[float, float, int]
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """An engine's figures at one moment. `at_ns` is wall time, None if the line had no stamp.
 
-    `usage` is the share of the pool that is referenced, 0 to 1. Throughputs are tokens per second since the sample
-    before. `source` is where it was read: log, metrics (a page) or prometheus (a server's history).
+    `usage` is the share of the pool that is referenced, 0 to 1: of the fullest, if there are several. Throughputs are
+    tokens per second since the sample before. `source` is where it was read: log, metrics (a page) or prometheus (a
+    server's history).
     """
 
     engine: str
@@ -85,6 +86,17 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """Allocations in an outer tier that failed, and bytes stored there and loaded, since the engine started."""
     tier_stored_bytes: int | None = None
     tier_loaded_bytes: int | None = None
+    kv_pool_usage: float | None = None
+    """Where an engine has several pools (SGLang), the share in use of each: of the KV of full attention, of sliding
+    windows, and of Mamba states. `usage` is that of the fullest.
+    """
+    window_pool_usage: float | None = None
+    state_pool_usage: float | None = None
+
+    @property
+    def shown_usage(self) -> float | None:
+        """The usage of the KV pool itself, whatever other pools there are."""
+        return self.usage if self.kv_pool_usage is None else self.kv_pool_usage
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

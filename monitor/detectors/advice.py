@@ -27,6 +27,19 @@ def either_kind(*, vllm: str, kvscope: str) -> str:
     return f"{vllm} (vLLM), or {kvscope} (kvscope's engine)"
 
 
+def metrics_dialect(ledger: EngineLedger) -> str:
+    """Return the engine that the metrics are of: vllm, sglang or kvscope."""
+    fact = ledger.facts.get("exposition")
+    return str(fact.value) if fact is not None else "vllm"
+
+
+def seen_by(ledger: EngineLedger) -> str:
+    """Return what shows the rest where metrics are all there is: the event stream, if this engine can have one."""
+    if metrics_dialect(ledger) == "sglang":
+        return "SGLang's log at that time (no event stream of SGLang exists)"
+    return "attach the event stream (monitor doctor tcp://HOST:5757)"
+
+
 def them(count: int) -> str:
     """Return the pronoun for so many requests."""
     return "it" if count == 1 else "them"

@@ -17,6 +17,7 @@ from ..contract.kinds import Preempt
 from ..contract.samples import Sample
 from ..ledger.engine_ledger import EngineLedger, Point
 from ..ledger.records import Preemption
+from .advice import metrics_dialect, seen_by
 from .detector import Detector, FromMetrics, SampleNeed, Settings, Threshold
 from .judgement import Evidence, Judgement, seen
 from .runbook_files import CaseOfAdvice
@@ -145,7 +146,7 @@ def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPree
         return None
     window: list[Sample] = []
     for sample in reversed(ledger.samples):
-        if sample.preemptions is None or sample.finished is None or sample.usage is None or not sample.at_ns:
+        if sample.preemptions is None or sample.finished is None or sample.shown_usage is None or not sample.at_ns:
             break
         window.append(sample)
         if (apart_s(sample, window[0]) or 0) >= settings(COUNT_WINDOW_S):
@@ -160,7 +161,8 @@ def counted_preemptions(ledger: EngineLedger, settings: Settings) -> CountedPree
     if moved < settings(MIN_COUNTED) or not all(in_each):
         return None
     ended = (last.finished or 0) - (first.finished or 0) + (last.aborted or 0) - (first.aborted or 0)
-    highest = max(sample.usage or 0.0 for sample in window)
+    # SGLang retracts requests as well where another pool is full (stuck.slots-exhausted).
+    highest = max(sample.shown_usage or 0.0 for sample in window)
     if highest < settings(FULL_AT):
         return None
     return CountedPreemptions(first, last, moved, ended, last.running or 0, highest)
@@ -183,10 +185,10 @@ class FromPreemptionCounter(FromMetrics, Detector[Judgement]):
                 position=counts.first.position,
                 evidence=counts.evidence(),
                 explanation=f"{counts.text()} {self.counted_means}",
-                missing=f"{self.unseen}: attach the event stream (monitor doctor tcp://HOST:5757)",
+                missing=f"{self.unseen}: {seen_by(ledger)}",
                 **self.advice_of_count(ledger),
             )
 
     def advice_of_count(self, ledger: EngineLedger) -> CaseOfAdvice:
         """Return which advice of the runbook holds."""
-        return {}
+        return {"case": "SGLang"} if metrics_dialect(ledger) == "sglang" else {}

@@ -37,6 +37,23 @@ def spaced(samples: Sequence[Sample]) -> Iterator[int]:
             yield index
 
 
+class FullestPool(NamedTuple):
+    """The name and the usage of a pool, for a sentence."""
+
+    name: str
+    usage: float
+
+
+def fullest_pool(sample: Sample) -> FullestPool:
+    """Return the pool with the highest usage, which is the one pool of most engines."""
+    pools = {
+        "usage": sample.shown_usage or 0.0,
+        "usage of the sliding-window pool": sample.window_pool_usage or 0.0,
+        "usage of the Mamba state pool": sample.state_pool_usage or 0.0,
+    }
+    return FullestPool(*max(pools.items(), key=lambda pool: pool[1]))
+
+
 def apart_s(earlier: Sample, later: Sample) -> float | None:
     """Return the seconds between two samples, or None if they have no times."""
     return (later.at_ns - earlier.at_ns) / 1e9 if earlier.at_ns and later.at_ns else None

@@ -192,7 +192,7 @@ def _figures_view(
         running=last.running,
         waiting=last.waiting,
         waiting_by_reason=waiting_by_reason(last),
-        usage=last.usage,
+        usage=last.shown_usage,
         balance=None,
         output_tokens_per_s=last.generation_tokens_per_s if is_read else None,
         computed_tokens_per_s=last.prompt_tokens_per_s if is_read else None,

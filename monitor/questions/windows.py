@@ -256,7 +256,7 @@ def _sample_point(
         waiting_by_reason=waiting_by_reason(sample),
         steps=sample.steps,
         usable=usable,
-        usage=sample.usage,
+        usage=sample.shown_usage,
         restarted=restarted,
         output_tokens_per_s=sample.generation_tokens_per_s,
         computed_tokens_per_s=sample.prompt_tokens_per_s,
@@ -271,7 +271,8 @@ def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[Find
     absent.
     """
     first, last = samples[0].at_ns or 0, samples[-1].at_ns or 0
-    peak = max((sample for sample in samples if sample.usage is not None), key=lambda s: s.usage or 0.0, default=None)
+    known = [sample for sample in samples if sample.shown_usage is not None]
+    peak = max(known, key=lambda sample: sample.shown_usage or 0.0, default=None)
     first_token, queue_time = sample_latency(samples[1:])
     counts = {name: _grown(samples, counter) for name, counter in WINDOW_COUNTERS.items()}
     return WindowStats(
@@ -283,7 +284,7 @@ def sample_stats(engine: str, samples: Sequence[Sample], findings: Sequence[Find
         findings=list(findings),
         counts={name: count for name, count in counts.items() if count is not None},
         peak_at=timestamp(peak.at_ns or 0) if peak is not None else None,
-        peak_usage=peak.usage if peak is not None else None,
+        peak_usage=peak.shown_usage if peak is not None else None,
         first_token=first_token,
         queue_time=queue_time,
     )
@@ -324,7 +325,7 @@ def sample_explanation(
 
 
 def _usage_text(samples: Sequence[Sample]) -> str:
-    used = [(sample.usage, sample.at_ns or 0) for sample in samples if sample.usage is not None]
+    used = [(one.shown_usage, one.at_ns or 0) for one in samples if one.shown_usage is not None]
     if not used:
         return "No sample of this window has the pool's usage."
     (highest, top_ns), (lowest, low_ns) = max(used, key=lambda one: one[0]), min(used, key=lambda one: one[0])

@@ -52,7 +52,10 @@ FIELDS: Final[dict[str, str]] = {
     "kvscope_engine_steps_total": "steps",
     "sglang:num_running_reqs": "running",
     "sglang:num_queue_reqs": "waiting",
-    "sglang:token_usage": "usage",
+    "sglang:token_usage": "usage",  # the highest of these three
+    "sglang:full_token_usage": "kv_pool_usage",
+    "sglang:swa_token_usage": "window_pool_usage",
+    "sglang:mamba_usage": "state_pool_usage",
     "sglang:num_retracted_requests_total": "preemptions",
     "sglang:num_requests_total": "finished",
     "sglang:num_aborted_requests_total": "aborted",
@@ -143,7 +146,8 @@ def engine_of(labels: Mapping[str, str], instance: str) -> ExposedEngine:
 
 MAX_FIGURE: Final = float(1 << 53)
 """The largest count that a float holds exactly."""
-SHARES: Final = frozenset({"usage", "prefix_hit_rate"})
+POOLS: Final = ("kv_pool_usage", "window_pool_usage", "state_pool_usage")
+SHARES: Final = frozenset({"usage", "prefix_hit_rate", *POOLS})
 WHOLE: Final = frozenset(FIELDS.values()) - SHARES - {"awake"}
 """Fields of a sample that are counts, and take the figure as it is."""
 
@@ -244,7 +248,8 @@ class Sampler:
         hit_rate = figures.get("prefix_hit_rate")
         if figures.get("prefix_queries"):
             hit_rate = figures.get("prefix_hits", 0.0) / figures["prefix_queries"]
-        whole: dict[str, Any] = {name: round(value) for name, value in figures.items() if name in WHOLE}
+        named: dict[str, Any] = {name: round(value) for name, value in figures.items() if name in WHOLE}
+        named |= {name: figures[name] for name in POOLS if name in figures}
         sample = Sample(
             engine=self.engine,
             position=position,
@@ -259,7 +264,7 @@ class Sampler:
             source=self.source,
             first_token_s=durations("first_token_s"),
             queue_s=durations("queue_s"),
-            **whole,
+            **named,
         )
         self._before, self._before_ns, self._buckets_before = figures, at_ns, counted
         return sample

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ledger.engine_ledger import EngineLedger
+from ..advice import metrics_dialect
 from ..detector import Detector, Settings
 from ..judgement import Evidence, Judgement
-from .not_exposed import has_metrics_page, metrics_dialect
+from .not_exposed import has_metrics_page
 
 
 class CounterLag(Detector[Judgement]):

@@ -6,14 +6,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ...ledger.engine_ledger import EngineLedger
+from ..advice import metrics_dialect
 from ..detector import Detector, Settings
 from ..judgement import Evidence, Judgement
-
-
-def metrics_dialect(ledger: EngineLedger) -> str:
-    """Return vllm, sglang or kvscope."""
-    fact = ledger.facts.get("exposition")
-    return str(fact.value) if fact is not None else "vllm"
 
 
 def has_metrics_page(ledger: EngineLedger) -> bool:

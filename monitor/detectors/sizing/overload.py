@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from ...base.text import clock_time, counted, duration, percent
 from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
+from ..advice import metrics_dialect, seen_by
 from ..detector import Detector, FromMetrics, SampleNeed, Settings, Threshold
 from ..judgement import Evidence, Judgement
 from ..leak.usage_series import connector_knowledge
 from ..preemptions import FULL_AT
-from ..sample_math import QueueCourse, RateInTime, apart_s, for_room, scrape_interval_s
+from ..sample_math import QueueCourse, RateInTime, apart_s, for_room, fullest_pool, scrape_interval_s
 
 OVERLOAD_WINDOW_S = Threshold(180, "s", "three scrapes of a Prometheus server at 60 s: a burst grows in one of them")
 
@@ -68,7 +69,7 @@ class Overload(FromMetrics, Detector[Judgement]):
         return _wait_s(course) >= settings(self.min_wait_s)
 
     def _overload(self, ledger: EngineLedger, course: QueueCourse, settings: Settings) -> Judgement:
-        first, last, usage = course.samples[0], course.samples[-1], course.usage
+        first, last = course.samples[0], course.samples[-1]
         arrivals, completions, slower = course.arrivals(), course.completions(), course.slows_down()
         need = self.sample_need.text(settings, scrape_interval_s(course.samples))
         return self.finding(
@@ -77,11 +78,12 @@ class Overload(FromMetrics, Detector[Judgement]):
             since_ns=first.at_ns or 0,
             position=first.position,
             evidence=_rate_evidence(course, arrivals, completions),
+            case="SGLang" if metrics_dialect(ledger) == "sglang" else "",
             explanation=(
                 f"Since {clock_time(first.at_ns or 0)} requests arrive at {arrivals.text()} and complete at"
-                f" {completions.text()}, with usage at {percent(usage)}: the queue grew from {for_room(first):,} to"
-                f" {counted(for_room(last), 'request')}, and a request that arrives now waits about"
-                f" {duration(_wait_s(course))}. "
+                f" {completions.text()}, with {fullest_pool(last).name} at {percent(course.usage)}: the queue grew from"
+                f" {for_room(first):,} to {counted(for_room(last), 'request')}, and a request that arrives now waits"
+                f" about {duration(_wait_s(course))}. "
                 + (
                     "Completions slowed down meanwhile, so requests may be longer, steps slower, or blocks may be held"
                     " by no live request."
@@ -92,8 +94,7 @@ class Overload(FromMetrics, Detector[Judgement]):
             ),
             missing=(
                 "whether the load is a batch that may queue or clients that time out and retry, and whether a leak has"
-                " shrunk the pool: attach the event stream (monitor doctor tcp://HOST:5757)"
-                + (f". {need}" if slower else "")
+                f" shrunk the pool: {seen_by(ledger)}" + (f". {need}" if slower else "")
             ),
         )
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...base.text import clock_time, counted, percent
 from ...ledger.engine_ledger import EngineLedger
-from ..advice import WHOLE_PROMPTS, whole_prompts_only
+from ..advice import WHOLE_PROMPTS, metrics_dialect, whole_prompts_only
 from ..detector import Causes, Settings, StreamDetector, Threshold
 from ..judgement import ORDINARY_LOAD, Alternative, Judgement, hits_mostly_its_requests, seen
 from ..preemptions import (
@@ -150,4 +150,6 @@ class PreemptionThrashFromMetrics(FromPreemptionCounter, PreemptionThrash):
 
     def advice_of_count(self, ledger: EngineLedger) -> CaseOfAdvice:
         """Return the advice with this engine's flag."""
+        if metrics_dialect(ledger) == "sglang":
+            return {"case": "SGLang"}
         return {"case": "From metrics", "numbers": {WHOLE_PROMPTS: whole_prompts_only(ledger)}}
