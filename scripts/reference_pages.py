@@ -1,4 +1,4 @@
-"""The pages of docs/reference, which `make docs` writes: commands, settings, thresholds, the API and metrics.
+"""The pages of docs/reference, which `make docs` writes: commands, settings, thresholds, the API, metrics.
 
 Flags that at least three commands have are printed once. A command whose flags are mostly another's names that one.
 """
@@ -24,6 +24,7 @@ from kvscope.monitor.questions.schema import SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.query_routes import SCHEMA_HEADER
 from kvscope.monitor.service.settings_table import HUB_KEYS, SETTINGS, THRESHOLDS_KEY
+from kvscope.monitor.sources.metric_families import FIELD_OF_FAMILY, family_table
 from kvscope.monitor.terminal import cli
 from kvscope.monitor.terminal.commands.shared_flags import target_help
 
@@ -120,6 +121,7 @@ def reference_pages() -> dict[str, str]:
         "thresholds": _thresholds_page(),
         "api": _api_page(),
         "metrics": _metrics_page(),
+        "families": _families_page(),
     }
     return {f"{name}.md": "\n".join(lines) + "\n" for name, lines in pages.items()}
 
@@ -344,3 +346,26 @@ def _metrics_page() -> Iterator[str]:
             if not m.name.startswith("kvscope_gpu_")
         ),
     )
+
+
+# ---------------------------------------------------------------- metric families of engines
+
+USES: Final = {"every": "every judgement from metrics", "shown": "shown as a latency"}
+
+
+def _families_page() -> Iterator[str]:
+    decided = family_table()
+    yield from ("# Metric families of engines", "", "Generated from the code by `make docs`.", "")
+    yield "What kvscope does with each metric family of vLLM 0.10.2 to 0.33.0 and SGLang 0.5.23. `monitor doctor`"
+    yield "counts the families of a page that were not used, and names those that are not in this list. Names are"
+    yield "without `_total`."
+    yield from ("", "## Read", "")
+    uses = {
+        field: ", ".join(USES.get(code) or f"[{code}](../runbooks/{code}.md)" for code in codes)
+        for field, codes in decided.read.items()
+    }
+    rows = ((f"`{family}`", uses[field]) for family, field in sorted(FIELD_OF_FAMILY.items()))
+    yield from table(("family", "evidence for"), rows)
+    yield from ("", "## Ignored", "", "A `*` stands for any ending.", "")
+    groups = ((one.because, ", ".join(f"`{family}`" for family in sorted(one.families))) for one in decided.ignored)
+    yield from table(("because", "families"), groups)

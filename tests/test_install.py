@@ -60,6 +60,7 @@ def test_the_wheel_installs_kvscope_and_nothing_else(wheel: Path) -> None:
         "kvscope/kernels/paged_decode.py",
         "kvscope/monitor/terminal/report.schema.json",
         "kvscope/monitor/planning/plan.schema.json",
+        "kvscope/monitor/sources/metric_families.toml",
         "kvscope/monitor/sources/report_phrases.toml",
         "kvscope/monitor/runbooks/leak.finished-held.md",
         "kvscope/dashboards/grafana/generated/fleet.json",

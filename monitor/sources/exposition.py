@@ -43,7 +43,11 @@ FIELDS: Final[dict[str, str]] = {
     "vllm:hf3fs_num_failed_load_total": "failed_transfers",
     "vllm:mooncake_store_operation_failed_keys_total": "failed_transfers",
     "vllm:kv_offload_tiering_promotion_job_failures_total": "failed_transfers",
+    "vllm:mooncake_num_failed_transfers_total": "failed_transfers",  # since 0.33
+    "vllm:mooncake_num_failed_recvs_total": "failed_transfers",
+    "vllm:umbp_transfer_failed_total": "failed_transfers",
     "vllm:nixl_num_kv_expired_reqs_total": "expired_leases",
+    "vllm:mooncake_num_kv_expired_reqs_total": "expired_leases",
     "vllm:nixl_num_notifications_after_expiry_total": "late_reads",
     "vllm:kv_offload_allocation_failure_total": "tier_refusals",
     "vllm:kv_offload_tiering_promotion_allocation_failures_total": "tier_refusals",

@@ -34,6 +34,7 @@ from .exposition import (
     put_figure,
     put_process_cpu,
 )
+from .metric_families import UnusedFamilies, unused_families
 from .source import POLL_WAIT_S, Source, SourceError, SourceStatus
 from .targets import TargetKind
 
@@ -69,6 +70,7 @@ class MetricsPage(Source):
         self._seen_ns: dict[ExposedEngine, int] = {}
         self.left_out = 0
         """Engines of the last page beyond PAGE_ENGINES."""
+        self._unused = UnusedFamilies(0, [], [])
         self._next_ns = 0
         self._last_ns = 0
 
@@ -96,7 +98,16 @@ class MetricsPage(Source):
             error=self.last_failure if self.failing else self._left_out() if self.left_out else "",
             skipped=self.failed_scrapes,
             last_seen_ns=self._last_ns,
-            notes=(*([failures] if self.failed_scrapes else []), *([self._left_out()] if self.left_out else [])),
+            notes=tuple(
+                filter(
+                    None,
+                    (
+                        failures if self.failed_scrapes else "",
+                        self._left_out() if self.left_out else "",
+                        self._unused.note(),
+                    ),
+                )
+            ),
         )
 
     def _left_out(self) -> str:
@@ -185,5 +196,7 @@ class MetricsPage(Source):
             if is_new:
                 self._samplers[engine] = Sampler(engine, "metrics")
                 records += facts_of(engine, position, dialect_of(names), configurations.get(engine.rank, {}))
+                self._unused = unused_families(names)
+                records += self._unused.facts(str(engine), position)
             records.append(self._samplers[engine].sample(at_ns, position, values, buckets.get(engine, {})))
         return records

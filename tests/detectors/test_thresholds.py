@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvscope.lab.paper_engine import as_log, as_metrics, every
@@ -137,6 +138,11 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
         for rank, waiting, usage in ((0, 9, 1.0), (1, 0, 0.1)):
             ranks.watch.feed([Sample(f"m@h:1/{rank}", "x", n * S + 1, running=4, waiting=waiting, usage=usage)])
     ranks.watch.settle()
+    counting = Observer(asked)
+    for n in range(8):
+        figures_now = Sample("m@h:1/0", "x", 15 * n * S + 1, 1, 1, 0.99, kv_pool_usage=0.1, state_pool_usage=0.99)
+        counting.watch.feed([msgspec.structs.replace(figures_now, expired_leases=5 * n, finished=5 * n)])
+    counting.watch.settle()
     passed_by(3, asked)
     assert asked.names == set(THRESHOLDS)
 

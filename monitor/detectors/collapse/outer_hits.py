@@ -64,7 +64,9 @@ class OuterHitsFromCounter(FromSamples, OuterHits):
         last, capacity = ledger.samples[-1], capacity_tokens(ledger.facts)
         missed = last.external_queries or 0
         local_rate = (last.prefix_hits or 0) / max(last.prefix_queries or 0, 1)
-        if last.external_hits != 0 or not last.tier_stored_bytes or not capacity or missed <= capacity:
+        if last.external_hits != 0 or last.tier_loaded_bytes or not last.tier_stored_bytes:
+            return
+        if not capacity or missed <= capacity:
             return
         if local_rate < settings(PrefixHits.min_hit_level):
             return  # prompts that share nothing miss too
