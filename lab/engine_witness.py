@@ -74,7 +74,6 @@ class EngineWitness:
         """Computed tokens that a preempted request had and when it lost them, until it is admitted again."""
         self._freed_twice = False
         self._outputs_before: dict[int, int] = {}
-        self._ran: set[int] = set()  # all requests that were ever in a step
         self._evictions = EvictionCauses()
         self._allocating, self._unused = -1, 0
         """The request that is being allocated blocks, and how many more blocks without content are free than it takes.
@@ -212,25 +211,12 @@ class EngineWitness:
         for share in plan.shares:
             self.tokens_computed += share.num_tokens
             self._readmitted(share.request, share.start)
-            if share.request.number not in self._ran:
-                self._ran.add(share.request.number)
-                self._passes_others(share.request, now_s)
         self._capped(now_s)
         if len(plan.shares) < len(scheduler.running):
             self._starved(plan, now_s)
         self._launched_s = now_s
         if self.engine.config.async_scheduling:
             self._being_written[plan.step] = dict(self._writes(plan))
-
-    def _passes_others(self, admitted: Request, now_s: float) -> None:
-        """Note who waits longer than one that is admitted, and is less urgent."""
-        passed = [
-            waiting.id
-            for waiting in self.engine.scheduler.waiting
-            if waiting.arrived_ns < admitted.arrived_ns and waiting.priority > admitted.priority
-        ]
-        if passed:
-            self.waste.add("passed-by-more-urgent", now_s, len(passed), passed)
 
     def _capped(self, now_s: float) -> None:
         """Note requests that wait for a cap below max_num_seqs which this step should have raised and did not."""

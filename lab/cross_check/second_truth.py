@@ -209,10 +209,6 @@ class SecondTruth:
         lost, lost_s = self._lost.pop(event.request, (0, 0.0))
         if lost > start and self.account.now_s <= self._watched_s:
             self._note("recomputed-after-preemption", lost_s, lost - start, [event.request])
-        admitted, waiting = self.account.requests[event.request], self.account.waiting.values()
-        passed = [one.number for one in waiting if one.came_s < admitted.came_s and one.priority > admitted.priority]
-        if passed and not admitted.preempted_s:
-            self._note("passed-by-more-urgent", self.account.now_s, len(passed), passed)
 
     # ---------------------------------------------------------------- blocks
 

@@ -199,19 +199,7 @@ class VllmWitness:
             self._ended = 0
         for name, count in plan.num_scheduled_tokens.items():
             self._admitted(name, requests[name].num_computed_tokens - count)
-            if name not in self._before and not self.preemptions[name]:
-                self._passes_others(requests[name], now_s)
         self._starved(plan, now_s)
-
-    def _passes_others(self, admitted: Any, now_s: float) -> None:
-        """Note who waits longer than one that is admitted, and is less urgent."""
-        passed = [
-            client_name(waiting.request_id)
-            for waiting in self._plain_waiting(len(self.vllm.waiting))
-            if waiting.arrival_time < admitted.arrival_time and waiting.priority > admitted.priority
-        ]
-        if passed:
-            self.waste.add("passed-by-more-urgent", now_s, len(passed), passed)
 
     def _preempts(self, name: str, now_s: float) -> None:
         before = self._before[name]

@@ -70,8 +70,6 @@ CLAIMS: Final[dict[str, Claim]] = {
     # Prompts took the budget of a step. It is what a wave does to who runs, and also happens without one.
     "decode-starved": Claim(""),
     "ended-together": Claim("collapse.lockstep"),
-    # As the policy has it: it is harm to the client, and no fault of the engine.
-    "passed-by-more-urgent": Claim("", ("harm.overtaken",)),
     "prefix-missed": Claim("collapse.prefix-hits"),
     "prefix-flushed": Claim("collapse.cache-flushed"),
     # A cache that is too small for its prefixes: one more block would have kept them a little longer.

@@ -36,7 +36,6 @@ WasteKind = Literal[
     "queued-for-blocks",
     "queued-for-unfilled-blocks",
     "decode-starved",
-    "passed-by-more-urgent",
     "ended-together",
     "prefix-missed",
     "prefix-flushed",

@@ -159,7 +159,7 @@ def _wasted(end: EpisodeEnd) -> Iterator[Harm]:
             whole = end.device_bytes
         elif seen.kind in ("freed-by-lease", "kept-until-lease", "sent-while-asleep"):
             whole = end.usable_blocks
-        elif seen.kind in ("ended-together", "preempted-all", "passed-by-more-urgent"):
+        elif seen.kind in ("ended-together", "preempted-all"):
             whole = end.asked
         size = min(seen.amount / whole, 1.0) if whole else 1.0
         yield Harm(seen.kind, seen.first_s, size, frozenset(seen.requests), frozenset(seen.blocks))
