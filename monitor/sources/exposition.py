@@ -41,7 +41,6 @@ FIELDS: Final[dict[str, str]] = {
     "vllm:nixl_num_failed_transfers_total": "failed_transfers",  # in 0.32 with the notifications that failed
     "vllm:nixl_num_failed_notifications_total": "failed_transfers",
     "vllm:hf3fs_num_failed_load_total": "failed_transfers",
-    "vllm:mooncake_store_operation_failed_keys_total": "failed_transfers",
     "vllm:kv_offload_tiering_promotion_job_failures_total": "failed_transfers",
     "vllm:mooncake_num_failed_transfers_total": "failed_transfers",  # since 0.33
     "vllm:mooncake_num_failed_recvs_total": "failed_transfers",

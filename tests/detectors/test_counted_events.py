@@ -74,6 +74,11 @@ def test_few_events_among_many_requests_are_information(series: str) -> None:
         assert finding.severity == "info", finding.explanation
 
 
+def test_saves_that_a_full_store_refuses_are_no_failed_transfers() -> None:
+    refused = f'vllm:mooncake_store_operation_failed_keys_total{{{LABELS},operation="save_put"}}'
+    assert found({refused: 9_000.0}) == []
+
+
 def test_one_late_read_is_critical_whatever_the_load() -> None:
     series = "vllm:nixl_num_notifications_after_expiry_total"
     (finding,) = found({series: 1.0, "vllm:request_success_total": 1e6})
