@@ -20,6 +20,7 @@ from . import lab_report
 from .accuracy import accuracy_of, accuracy_page, show_accuracy
 from .episode import ENGINE_NAMES, DrawnFrom, faults_in_turn
 from .new_code import new_code
+from .on_vllm.fault_table import RANDOM_MUTATION
 from .on_vllm.vllm_worker import VLLM_PYTHON, VLLM_RELEASE, VllmWorker
 from .trial import run_trial
 from .trial_batch import run_trials
@@ -216,7 +217,8 @@ def _run_numbers(parsed: argparse.Namespace) -> Sequence[int]:
         if name not in faults:
             raise ValueError(f"--fault {name}: there are {', '.join(faults)}")
     numbers = range(parsed.first, parsed.first + count * len(faults))
-    return [number for number in numbers if not parsed.fault or faults[number % len(faults)] in parsed.fault]
+    wanted = parsed.fault or [name for name in faults if name != RANDOM_MUTATION]
+    return [number for number in numbers if faults[number % len(faults)] in wanted]
 
 
 def _explain_trial(parsed: argparse.Namespace, console: Console) -> int:

@@ -127,8 +127,9 @@ def _changed_row(trial: Trial, suffering: Suffering) -> list[str]:
         str(len(suffering.requests)),
         str(len(suffering.unnamed)),
         f"{suffering.held:.0%}",
-        "SILENT" * suffering.silent
-        + "; ".join(
+        "SILENT"
+        if suffering.silent
+        else "; ".join(
             f"{claim.code} {claim.verdict} {claim.at_s:.0f} s{'' if claim.right else ' (' + claim.wrong_because + ')'}"
             for claim in _of(trial, "stream").claims
         ),

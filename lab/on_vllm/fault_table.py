@@ -14,6 +14,8 @@ from ..needed_loads import LARGE_AMONG_PREFIXES
 
 VLLM_ISSUES: Final = "https://github.com/vllm-project/vllm/issues/"
 NEWEST_RELEASE: Final = (99,)
+RANDOM_MUTATION: Final = "random-mutation"
+"""No defect, but any. The truth has no kind of harm for some: it is run only where it is asked for by name."""
 FENCED: Final = (0, 24)
 """The first release that frees blocks behind a step in flight."""
 
@@ -95,7 +97,7 @@ _TABLE: Final = (
         mixed=False,
     ),
     VllmFault("freed-in-a-full-pool", "corrupt.use-after-free", _issue(33377), mixed=False),
-    VllmFault("random-mutation", mixed=False),
+    VllmFault(RANDOM_MUTATION, mixed=False),
     VllmFault("consumer-stops-renewing", "leak.lease-burst", "", (0, 32), keeps=True, renews=True, mixed=False),
 )
 FAULT_TABLE: Final = {fault.name: fault for fault in _TABLE}

@@ -19,7 +19,7 @@ import msgspec
 
 from ..accuracy import accuracy_of, accuracy_page
 from ..lab_watch import find_in_recordings
-from ..on_vllm.fault_table import release_tuple
+from ..on_vllm.fault_table import RANDOM_MUTATION, release_tuple
 from ..on_vllm.vllm_draws import draw_vllm_run, faults_of
 from ..on_vllm.vllm_episode import VllmEpisode
 from ..on_vllm.vllm_worker import shared_worker
@@ -44,7 +44,8 @@ def quick_numbers(fault: str, count: int, seed: int, release: str) -> list[int]:
 def sample_trials(count: int, seed: int) -> Iterator[Trial]:
     """Run `count` episodes of each fault of the release, and some healthy ones."""
     release = shared_worker().release
-    for name in ("", *(fault.name for fault in faults_of(release_tuple(release)))):
+    listed = [fault.name for fault in faults_of(release_tuple(release)) if fault.name != RANDOM_MUTATION]
+    for name in ("", *listed):
         for number in quick_numbers(name, count if name else HEALTHY_FOR_EACH * count, seed, release):
             yield sample_trial(number, seed, name, release)
 
