@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvscope.monitor.base.errors import Unreachable
-from kvscope.monitor.detectors.findings import is_grave
+from kvscope.monitor.detectors.findings import severity_at_least
 from kvscope.monitor.detectors.judgement import SEVERITIES
 from kvscope.monitor.questions.client import ServiceClient
 
@@ -149,7 +149,7 @@ class Watcher:
         with contextlib.suppress(Unreachable):
             for finding in self.query.findings("firing"):
                 told = finding.code in self.codes or finding.verdict == "cannot-tell"
-                if not told and is_grave(finding.severity):
+                if not told and severity_at_least(finding.severity, "warning"):
                     self.codes.add(finding.code)
                     self._say(finding)
             for engine in self.query.engines():

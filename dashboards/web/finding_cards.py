@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 
 from kvscope.monitor.base.text import counted
-from kvscope.monitor.detectors.findings import FindingReport, is_grave
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 
 from . import ui
 from .display_text import age, clock_text
@@ -22,8 +22,8 @@ def cards(here: Here, findings: Sequence[FindingReport], in_full: int) -> list[A
     """Return the cards of findings that need action, the first of them in full, and then those that only inform. The
     other cards unfold.
     """
-    grave = [finding for finding in findings if is_grave(finding.severity)]
-    others = [finding for finding in findings if not is_grave(finding.severity)]
+    grave = [finding for finding in findings if severity_at_least(finding.severity, "warning")]
+    others = [finding for finding in findings if not severity_at_least(finding.severity, "warning")]
     parts: list[Any] = [_card(here, finding) for finding in grave[:in_full]]
     if not grave:
         unserved = [engine.engine for engine in here.engines if engine.status in UNSERVED]

@@ -21,7 +21,7 @@ from dash.development.base_component import Component
 
 from kvscope.monitor.base.errors import BadQuestion, BadTime, NotKnown, Unreachable
 from kvscope.monitor.base.latest_entries import LatestEntries
-from kvscope.monitor.detectors.findings import is_grave
+from kvscope.monitor.detectors.findings import severity_at_least
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView
 
@@ -190,7 +190,7 @@ def _opened(query: Query) -> dict[str, int]:
     """Return when the first open finding of each engine began that needs action (wall ns)."""
     opened: dict[str, int] = {}
     for finding in query.findings("firing"):
-        if finding.since and is_grave(finding.severity):
+        if finding.since and severity_at_least(finding.severity, "warning"):
             since_ns = wall_ns(finding.since, 0)
             opened[finding.engine] = min(since_ns, opened.get(finding.engine, since_ns))
     return opened

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvscope.monitor.base.errors import NotKnown
-from kvscope.monitor.detectors.findings import is_grave
+from kvscope.monitor.detectors.findings import severity_at_least
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView
 
@@ -96,7 +96,7 @@ def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
 
 def open_findings(engine: EngineView) -> int:
     """Return how many of its findings need action."""
-    return sum([count for severity, count in engine.findings.items() if is_grave(severity)])
+    return sum([count for severity, count in engine.findings.items() if severity_at_least(severity, "warning")])
 
 
 def engine_now_ns(engine: EngineView) -> int:

@@ -414,14 +414,9 @@ def runbook(code: str) -> str:
     return f"docs/runbooks/{code}.md"
 
 
-def severity_at_least(severity: Severity, bar: Severity) -> bool:
+def severity_at_least(severity: str, bar: Severity) -> bool:
     """Whether it is as grave as `bar`, or graver."""
     return SEVERITIES.index(severity) >= SEVERITIES.index(bar)
-
-
-def is_grave(severity: str) -> bool:
-    """Whether it is more than information or a hypothesis."""
-    return severity not in ("none", "info")
 
 
 def finding_order(finding: Finding) -> tuple[int, int, int, int]:

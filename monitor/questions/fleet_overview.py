@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 
 from ..base.text import counted
 from ..contract.kinds import Cause
-from ..detectors.findings import FindingReport, is_grave
+from ..detectors.findings import FindingReport, severity_at_least
 from ..detectors.judgement import SEVERITIES
 from ..detectors.registry import catalogue
 from ..ledger.engine_ledger import EngineLedger
@@ -92,7 +92,9 @@ def fleet_engine(
         waiting=view.waiting,
         output_tokens_per_s=view.output_tokens_per_s,
         findings=counts,
-        codes=list(dict.fromkeys(finding.code for finding in worst_first if is_grave(finding.severity))),
+        codes=list(
+            dict.fromkeys(finding.code for finding in worst_first if severity_at_least(finding.severity, "warning"))
+        ),
         age_s=round(view.last_seen_s_ago if age_s is None else age_s, 1),
         usage_strip=list(strip),
         service=service,
@@ -164,7 +166,7 @@ def common_causes(engines: Sequence[FleetEngineView], firing: Iterable[FindingRe
     known = {engine.engine: engine for engine in engines}
     by_code: dict[str, list[FindingReport]] = defaultdict(list)
     for finding in firing:
-        if is_grave(finding.severity) and finding.engine in known:
+        if severity_at_least(finding.severity, "warning") and finding.engine in known:
             by_code[finding.code].append(finding)
     found: list[_Candidate] = []
     for of_code in by_code.values():

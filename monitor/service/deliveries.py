@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..detectors.findings import Transition, is_grave
+from ..detectors.findings import Transition, severity_at_least
 from ..history.findings_log import FindingsLog
 from ..outputs.alerting.alerting import Alerts
 from ..outputs.alerting.message import AlertSelection
@@ -91,5 +91,5 @@ class Deliveries:
 def _log_transitions(transitions: Sequence[Transition]) -> None:
     for transition in transitions:
         judged = transition.finding.judgement
-        level = logging.WARNING if is_grave(transition.finding.severity) else logging.INFO
+        level = logging.WARNING if severity_at_least(transition.finding.severity, "warning") else logging.INFO
         logger.log(level, "%s %s on %s: %s", transition.to, judged.code, judged.engine, judged.explanation)

@@ -312,5 +312,5 @@ def first_sentence(text: str) -> str:
 
 
 def _report_bar(count: int, total: int) -> str:
-    length = round(REPORT_BAR * (count / total))
+    length = round(REPORT_BAR * count / total)
     return ("█" * max(length, 1 if count else 0)).ljust(REPORT_BAR)

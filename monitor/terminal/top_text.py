@@ -9,7 +9,7 @@ from typing import Final
 from rich.text import Text
 
 from ..base.text import counted, cut, duration, escaped, percent
-from ..detectors.findings import FindingReport, is_grave
+from ..detectors.findings import FindingReport, severity_at_least
 from ..questions.schema import EngineView, RequestView
 from .report_table import SIGNS, STYLES, first_sentence
 from .terminal import WIDTH
@@ -51,7 +51,9 @@ def engines(views: Sequence[EngineView], chosen: str) -> Text:
 
 def _doing(view: EngineView) -> str:
     running, waiting = (f"{count:,}" if count is not None else "?" for count in (view.running, view.waiting))
-    found = ", ".join(f"{count} {severity}" for severity, count in view.findings.items() if is_grave(severity))
+    found = ", ".join(
+        f"{count} {severity}" for severity, count in view.findings.items() if severity_at_least(severity, "warning")
+    )
     rate = f", {view.output_tokens_per_s:,.0f} tokens/s" if view.output_tokens_per_s is not None else ""
     return f"{view.status}, {running} running, {waiting} waiting{rate}; findings: {found or 'none'}"
 

@@ -15,7 +15,7 @@ from dash import html
 
 from kvscope.monitor.base.errors import BadQuestion, NotKnown
 from kvscope.monitor.base.text import counted, duration, in_words, percent
-from kvscope.monitor.detectors.findings import FindingReport, is_grave
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import Diff, FindingRow, MetricRow, PointView, WindowStats
 
@@ -80,8 +80,8 @@ def _compared(query: Query, here: Here) -> Diff:
 
 
 def _headline(compared: Diff) -> list[Any]:
-    came = sum(row.status == "added" and is_grave(row.severity) for row in compared.findings)
-    went = sum(row.status == "removed" and is_grave(row.severity) for row in compared.findings)
+    came = sum(row.status == "added" and severity_at_least(row.severity, "warning") for row in compared.findings)
+    went = sum(row.status == "removed" and severity_at_least(row.severity, "warning") for row in compared.findings)
     better, worse, same = (sum(row.change == word for row in compared.metrics) for word in ("better", "worse", "same"))
     words = f"{counted(came, 'new finding')}" if came else "No new finding"
     if went:
@@ -348,7 +348,7 @@ def _marks(place: PagePlace, side: WindowStats, window: PageWindow) -> list[Char
     found = []
     for finding in side.findings:
         at_ns = wall_ns(finding.since, 0) if finding.since else 0
-        if is_grave(finding.severity) and window.since_ns <= at_ns <= window.until_ns:
+        if severity_at_least(finding.severity, "warning") and window.since_ns <= at_ns <= window.until_ns:
             href = place.to("finding", engine=finding.engine, id=finding.id, since="", until="", at="")
             found.append(ChartMark(at_ns, "warning" if finding.severity == "warning" else "error", finding.title, href))
     return sorted(found)

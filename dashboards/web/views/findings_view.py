@@ -13,7 +13,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.monitor.base.text import counted, duration
-from kvscope.monitor.detectors.findings import FindingReport, is_grave
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.questions.query import Query
 
 from .. import ui
@@ -65,7 +65,7 @@ def _is_open(finding: FindingReport, window: PageWindow) -> bool:
 def _headline(here: Here, wanted: Sequence[FindingReport]) -> str:
     if not wanted:
         return "No finding in this window" + (" matches" if any(map(here.place.get, FINDING_FILTERS)) else "")
-    grave = [finding for finding in wanted if is_grave(finding.severity)]
+    grave = [finding for finding in wanted if severity_at_least(finding.severity, "warning")]
     still = sum(_is_open(finding, here.window) for finding in grave)
     words = [f"{counted(still, 'finding')} open" if still else "No finding open"]
     if len(grave) > still:
@@ -121,7 +121,7 @@ def _rows_of(findings: Sequence[FindingReport]) -> list[list[FindingReport]]:
     """Return the findings of each row: one, or of those for information all of a code in an engine."""
     rows: dict[tuple[str, ...], list[FindingReport]] = {}
     for finding in findings:
-        is_info = not is_grave(finding.severity)
+        is_info = not severity_at_least(finding.severity, "warning")
         rows.setdefault((finding.engine, finding.code, "" if is_info else finding.id), []).append(finding)
     return list(rows.values())
 

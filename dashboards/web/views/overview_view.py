@@ -13,7 +13,7 @@ from dash import html
 
 from kvscope.monitor.base.errors import KvscopeError
 from kvscope.monitor.base.text import counted, duration, in_words, percent
-from kvscope.monitor.detectors.findings import FindingReport, is_grave
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView, LatencyView, PointView
 
@@ -223,7 +223,7 @@ def view(query: Query, here: Here) -> PageView:
     then = here.moment
     engines = worst_first(query.engines(then)) if then else here.engines
     found = query.findings(None, since=then, until=then) if then else query.findings("firing")
-    found = [finding for finding in found if is_grave(finding.severity)]
+    found = [finding for finding in found if severity_at_least(finding.severity, "warning")]
     unserved = any(engine.status in UNSERVED for engine in engines)
     slow = any(engine.slow is not None or _queue_p95_s(engine) >= SLOW_QUEUE_S for engine in engines)
     how = "bad" if found or unserved else "well" if _received(engines) and not slow else ""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.monitor.base.text import counted, in_words, percent
-from kvscope.monitor.detectors.findings import FindingReport, is_grave
+from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import EngineView, ExplanationView, PointView
 
@@ -119,7 +119,7 @@ def _explanation(here: Here, explained: ExplanationView) -> list[Any]:
     """Return sentences, of which those about findings lead to them. Mere information stays in the view of findings."""
     codes = {finding.code for finding in explained.findings}
     sentences = [sentence for sentence in explained.sentences if sentence.partition(" ")[0].rstrip(":") not in codes]
-    grave = [finding for finding in explained.findings if is_grave(finding.severity)]
+    grave = [finding for finding in explained.findings if severity_at_least(finding.severity, "warning")]
     return [
         html.H2("Activity"),
         html.P(" ".join(sentences), className="explanation"),
@@ -148,7 +148,7 @@ def _marks(query: Query, here: Here, points: Sequence[PointView]) -> list[ChartM
     """Return the marks of the window, in order: findings, preemptions, epochs of the engine."""
     marks = _preemptions(here, points)
     for finding in query.findings(None, here.name, here.window.since, here.window.until):
-        if finding.since and is_grave(finding.severity):
+        if finding.since and severity_at_least(finding.severity, "warning"):
             href = here.place.to("finding", id=finding.id)
             grave = finding.severity != "warning"
             marks.append(ChartMark(wall_ns(finding.since, 0), "error" if grave else "warning", finding.title, href))
