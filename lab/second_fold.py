@@ -75,7 +75,7 @@ class SecondFold:
 
     def _add_deferral(self, event: Run) -> None:
         number = event.request
-        if event.kind == Kind.FREE_DEFERRED:
+        if event.kind == Kind.FREE_DEFERRED and event.ids:
             self.deferred.setdefault(number, set()).update(event.ids)
             self.keepers[number] = event.args[0]
         elif event.kind == Kind.RELEASED:

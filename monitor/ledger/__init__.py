@@ -9,6 +9,7 @@ The fold, state = apply_events(state, batch):
     records.py            one struct for each request, deferral, step, tier, anomaly; the columns of residency samples
     fold.py               apply_events, the hot loop, and the table of handlers by kind
     block_events.py       allocated, cached, reused, released, detached, reclaimed
+    holders.py            references, owners and tables, also where an engine breaks its own rules
     request_events.py     arrival, queueing, admission, preemption, waits, the end
     engine_events.py      start, steps, progress, heartbeats, memory, offload tiers
     audit_events.py       the engine's own tables, compared with the state, or adopted after a loss

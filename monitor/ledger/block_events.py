@@ -7,13 +7,26 @@ blocks of them a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from ..base import limits
-from ..contract.kinds import FIRST_FINISHED, Holder, Kind, Release
+from ..contract.kinds import Holder, Kind, Release
 from ..contract.wire import PINS
 from .engine_state import EngineState
+from .holders import (
+    add_owner,
+    drop_later,
+    drop_reference,
+    end_if_over,
+    forget_dropped,
+    forget_stale,
+    keep_holder,
+    leave_orphans,
+    lose_reference,
+    owner_names,
+    remove_owner,
+    request_record,
+)
 from .records import AnomalyKind, RequestState, ResidencySamples
 
 CONNECTOR_ENDS: Final = frozenset((int(Release.TRANSFER_DONE), int(Release.LEASE_EXPIRED)))
@@ -32,18 +45,21 @@ def _fold_allocated(
     evicted_hashes: list[int],
     samples: ResidencySamples,
 ) -> None:
+    if number < 0:
+        _tell_no_request(state, blocks, number)
+        return
     refs, owner, hashes, since, born = state.columns
     now, count = state.now_ns, len(blocks)
     taken, evicted = count, 0
     if state.damaged:
         _free_lost_releases(state, blocks)
+    if state.stale:
+        _tell_stale(state, blocks, number)
     for block in blocks:
-        if refs[block] > 0:  # one free too many leaves a count below 0, which an audit adopts: no request holds it
+        if refs[block]:
             taken -= 1
             _allocate_held(state, block, number)
             continue
-        if owner[block] >= 0:  # another freed it, and its owner's table still names it
-            state.anomaly(AnomalyKind.ALLOCATED_WHILE_HELD, block, number, f"held by {state.owner_names(block)}")
         if hashes[block]:
             hashes[block] = 0
             evicted += 1
@@ -111,12 +127,15 @@ def _prompt_blocks(state: EngineState, record: RequestState) -> int:
 def _fold_released(
     state: EngineState, _group: int, number: int, blocks: list[int], args: list[int], samples: ResidencySamples
 ) -> None:
+    if number < 0:
+        _release_for_nobody(state, blocks, number, args[0])
+        return
     refs, owner, hashes, since, born = state.columns
     now = state.now_ns
-    freed = kept = 0
+    freed = kept = entries = 0
     for block in blocks:
         if refs[block] != 1 or owner[block] != number:
-            _release_shared(state, block, number)
+            entries += _release_shared(state, block, number)
             continue
         refs[block] = 0
         owner[block] = -1
@@ -137,17 +156,21 @@ def _fold_released(
     if state.deferrals:
         ended = [*blocks, *state.sending_blocks(number)] if reason in CONNECTOR_ENDS else blocks
         state.undefer(number, ended, expired=reason == Release.LEASE_EXPIRED)
-    _drop_later(state, number, blocks, freed)
+    drop_later(state, number, blocks, freed + entries)
 
 
 def _fold_reused(
     state: EngineState, _group: int, number: int, blocks: list[int], _args: list[int], samples: ResidencySamples
 ) -> None:
+    if number < 0:
+        _tell_no_request(state, blocks, number)
+        return
     refs, hashes, now = state.refs, state.hashes, state.now_ns
     used = hit = 0
     for block in blocks:
-        if refs[block] > 0:
-            _add_owner(state, block, number)
+        if refs[block]:
+            refs[block] += 1
+            add_owner(state, block, number)
             continue
         if hashes[block]:
             hit += 1
@@ -191,13 +214,17 @@ def _fold_evicted(
 def _fold_detached(
     state: EngineState, _group: int, number: int, blocks: list[int], _args: list[int], _samples: ResidencySamples
 ) -> None:
+    entries = 0
     for block in blocks:
-        if not _remove_owner(state, block, number):
-            state.anomaly(AnomalyKind.DETACHED_FROM_ANOTHER, block, number, "")
-        _keep_holder(state, state.detached.setdefault(block, []), block, number)
+        if number >= 0 and remove_owner(state, block, number):
+            entries += 1
+            keep_holder(state, state.detached.setdefault(block, []), block, number)
+        elif not forget_stale(state, block, number):
+            detail = f"owned by {owner_names(state, block)}"
+            state.anomaly(AnomalyKind.DETACHED_FROM_ANOTHER, block, number, detail)
     if number not in state.requests:
         state.undefer(number, blocks)
-    _drop_later(state, number, blocks, 0)
+    drop_later(state, number, blocks, entries)
 
 
 def _fold_free_deferred(
@@ -206,7 +233,16 @@ def _fold_free_deferred(
     # A finished request whose blocks were all detached just now is among the ended ones.
     known = (state.requests.get(number), *reversed(state.news.ended))
     name = next((record.id for record in known if record is not None and record.number == number), f"#{number}")
-    state.defer(number, name, args[0], args[1], args[2], blocks)
+    table = set(known[0].blocks) if known[0] is not None else ()
+    held = [block for block in blocks if block in table or number in state.detached.get(block, ())]
+    if state.damaged:
+        held = blocks  # how it came to hold them may be lost
+    for block in sorted({*blocks}.difference(held)):
+        if number not in state.stale.get(block, ()):  # else it was reported when another freed it
+            detail = f"owned by {owner_names(state, block)}"
+            state.anomaly(AnomalyKind.DEFERRED_BY_ANOTHER, block, number, detail)
+    if held:
+        state.defer(number, name, args[0], args[1], args[2], held)
 
 
 def _fold_reclaimed(
@@ -216,13 +252,14 @@ def _fold_reclaimed(
         former = state.detached.get(block, [])
         released = next((holder for holder in former if holder != PINS), PINS)  # a pin ends with its own event
         if released == PINS:
-            state.anomaly(AnomalyKind.NEVER_DETACHED, block, number, "")
+            detail = f"owned by {owner_names(state, block)}"
+            state.anomaly(AnomalyKind.NEVER_DETACHED, block, number, detail)
             continue
         former.remove(released)
         _end_deferral(state, released, block)
         if not former:
             del state.detached[block]
-        _drop_reference(state, block)
+        drop_reference(state, block)
     state.totals.released[args[0]] = state.totals.released.get(args[0], 0) + len(blocks)
 
 
@@ -236,7 +273,7 @@ def _fold_pinned(
             state.used += 1
             state.cached_idle -= state.hashes[block] != 0
             state.since[block] = state.now_ns
-        _keep_holder(state, state.detached.setdefault(block, []), block, PINS)
+        keep_holder(state, state.detached.setdefault(block, []), block, PINS)
         state.pinned.setdefault(block, state.now_ns)
     if blocks:
         state.defer(PINS, "pinned", Holder.PIN, 0, -1, blocks)
@@ -255,7 +292,8 @@ def _fold_unpinned(
     for block in blocks:
         holders = state.detached.get(block, [])
         if PINS not in holders:
-            state.anomaly(AnomalyKind.NEVER_PINNED, block, -1, "")
+            detail = f"owned by {owner_names(state, block)}"
+            state.anomaly(AnomalyKind.NEVER_PINNED, block, -1, detail)
             continue
         holders.remove(PINS)
         if PINS not in holders:
@@ -263,7 +301,7 @@ def _fold_unpinned(
             _note_pin(state, block)
         if not holders:
             del state.detached[block]
-        _drop_reference(state, block)
+        drop_reference(state, block)
 
 
 BLOCK_HANDLERS: Final[dict[int, BlockHandler]] = {
@@ -281,47 +319,64 @@ BLOCK_HANDLERS: Final[dict[int, BlockHandler]] = {
 DROPPING_KINDS: Final = frozenset((int(Kind.RELEASED), int(Kind.DETACHED)))
 """Kinds that leave their blocks in `pending_drops`."""
 
-# ---------------------------------------------------------------- references and tables
+# ---------------------------------------------------------------- events that contradict the state
 
 
-def request_record(state: EngineState, number: int) -> RequestState:
-    """Return the request's record. One that never arrived is an anomaly and is named after its number."""
-    record = state.requests.get(number)
-    if record is None:
-        record = state.requests[number] = RequestState(number, f"#{number}", since_ns=state.now_ns)
-        record.blocks, record.waited_ns = [], {}
-        state.anomaly(AnomalyKind.NEVER_ARRIVED, -1, number, "")
-    return record
-
-
-def end_if_over(state: EngineState, record: RequestState) -> None:
-    """Forget a finished request that holds no block any more."""
-    if record.status >= FIRST_FINISHED and not record.blocks and state.requests.pop(record.number, None) is not None:
-        state.news.ended.append(record)
-
-
-def _add_owner(state: EngineState, block: int, number: int) -> None:
-    """Add a reference and an owner to a block that has references already."""
-    if state.owner[block] < 0:
-        state.owner[block] = number
-    else:
-        _keep_holder(state, state.more.setdefault(block, []), block, number)
-    state.refs[block] += 1
-
-
-def _keep_holder(state: EngineState, holders: list[int], block: int, number: int) -> None:
-    """Add a holder of a block. The number of them is bounded, since each release searches them."""
-    if len(holders) < limits.BLOCK_HOLDERS:
-        holders.append(number)
-    else:
-        state.anomaly(AnomalyKind.TOO_MANY_HOLDERS, block, number, f"{limits.BLOCK_HOLDERS:,} are kept by number")
-        state.orphans.add(block)
+def _tell_no_request(state: EngineState, blocks: Iterable[int], number: int) -> None:
+    """Report blocks given to a request that the event does not name. Who has them, the next audit shows."""
+    for block in blocks:
+        state.anomaly(AnomalyKind.NO_REQUEST, block, number, "")
 
 
 def _allocate_held(state: EngineState, block: int, number: int) -> None:
     """Fold the allocation of a held block: the block gains an owner."""
-    state.anomaly(AnomalyKind.ALLOCATED_WHILE_HELD, block, number, f"held by {state.owner_names(block)}")
-    _add_owner(state, block, number)
+    state.anomaly(AnomalyKind.ALLOCATED_WHILE_HELD, block, number, f"held by {owner_names(state, block)}")
+    state.refs[block] += 1
+    add_owner(state, block, number)
+
+
+def _tell_stale(state: EngineState, blocks: list[int], number: int) -> None:
+    """Report blocks that are handed out while the table of a request from which another freed them names them."""
+    for block in sorted(state.stale.keys() & blocks):
+        named = [one for one in state.stale.pop(block) if state.is_alive(one)]
+        if named:
+            state.stale[block] = named
+            holders = owner_names(state, block, named)
+            state.anomaly(AnomalyKind.ALLOCATED_WHILE_HELD, block, number, f"held by {holders}")
+
+
+def _release_shared(state: EngineState, block: int, number: int) -> bool:
+    """Drop one of several references, or one that the request does not have. Returns whether it had it in its table."""
+    if number >= 0 and remove_owner(state, block, number):
+        drop_reference(state, block)
+        return True
+    if _is_freed_late(state, block, number):
+        drop_reference(state, block)
+    elif forget_stale(state, block, number):  # reported when another freed it
+        lose_reference(state, block)
+    elif not state.refs[block]:
+        state.anomaly(AnomalyKind.RELEASED_WHILE_FREE, block, number, "no reference was left")
+    else:
+        detail = f"owned by {owner_names(state, block)}"
+        state.anomaly(AnomalyKind.RELEASED_BY_ANOTHER, block, number, detail)
+        lose_reference(state, block)
+    return False
+
+
+def _release_for_nobody(state: EngineState, blocks: list[int], number: int, reason: int) -> None:
+    """Fold a release for which the engine names no request."""
+    for block in blocks:
+        _release_shared(state, block, number)
+    state.totals.released[reason] = state.totals.released.get(reason, 0) + len(blocks)
+
+
+def _is_freed_late(state: EngineState, block: int, number: int) -> bool:
+    """Whether the request's table lost the block without a free, which comes now."""
+    dropped = state.dropped.get(number)
+    if dropped is None or block not in dropped.blocks or state.refs[block] <= state.known_references(block):
+        return False
+    forget_dropped(state, number, block)
+    return True
 
 
 def _free_lost_releases(state: EngineState, blocks: list[int]) -> None:
@@ -337,7 +392,7 @@ def _free_lost_releases(state: EngineState, blocks: list[int]) -> None:
         state.more.pop(block, None)
         state.detached.pop(block, None)
         state.pinned.pop(block, None)
-        state.orphans.discard(block)
+        leave_orphans(state, block)
     state.used -= len(freed)
     for number in holders:
         if (deferral := state.deferrals.get(number)) is not None:
@@ -348,53 +403,6 @@ def _free_lost_releases(state: EngineState, blocks: list[int]) -> None:
         if record is not None:
             record.blocks = [block for block in record.blocks if block not in freed]
             end_if_over(state, record)
-
-
-def _release_shared(state: EngineState, block: int, number: int) -> None:
-    """Drop one of several references, or one that the state does not know."""
-    if state.refs[block] > 1 and block in state.more and _remove_owner(state, block, number):
-        state.refs[block] -= 1
-        return
-    if state.refs[block] <= 0:
-        state.anomaly(AnomalyKind.RELEASED_WHILE_FREE, block, number, f"reference count {state.refs[block]}")
-        _remove_owner(state, block, number)  # if another had freed it before
-        return
-    if not _remove_owner(state, block, number):
-        owners = state.owner_names(block) or "no request"
-        state.anomaly(AnomalyKind.RELEASED_BY_ANOTHER, block, number, f"owned by {owners}")
-    _drop_reference(state, block)
-
-
-def _remove_owner(state: EngineState, block: int, number: int) -> bool:
-    others = state.more.get(block)
-    if state.owner[block] == number:
-        state.owner[block] = others.pop(0) if others else -1
-    else:
-        try:
-            (others or []).remove(number)
-        except ValueError:
-            return False
-    if others is not None and not others:
-        del state.more[block]
-    return True
-
-
-def _drop_reference(state: EngineState, block: int) -> None:
-    """Drop a reference. With the last one the block becomes free or cached-idle."""
-    state.refs[block] -= 1
-    if state.refs[block]:
-        return
-    state.used -= 1
-    samples = state.samples
-    samples.used_since.append(state.since[block])
-    state.since[block] = state.now_ns
-    if state.hashes[block]:
-        state.cached_idle += 1
-        samples.kept.append(1)
-        samples.kept_ns.append(state.now_ns)
-    else:
-        samples.born.append(state.born[block])
-        samples.died_ns.append(state.now_ns)
 
 
 def _end_deferral(state: EngineState, former: int, block: int) -> None:
@@ -410,41 +418,3 @@ def _check_fences(state: EngineState, blocks: list[int], number: int) -> None:
         if fence in state.in_flight:
             detail = f"step {fence}, which may still write to it, is not complete"
             state.anomaly(AnomalyKind.BROKEN_FENCE, block, number, detail)
-
-
-def _drop_later(state: EngineState, number: int, blocks: list[int], freed: int) -> None:
-    pending = state.pending_drops.get(number)
-    if pending is None:
-        state.pending_drops[number] = (blocks, freed)
-    else:
-        pending[0].extend(blocks)
-        state.pending_drops[number] = (pending[0], pending[1] + freed)
-
-
-def drop_from_tables(state: EngineState) -> None:
-    """Remove from the tables what consecutive events released or detached: one pass over each table for all of them."""
-    for number, (blocks, freed) in state.pending_drops.items():
-        _drop_from_table(state, number, blocks, freed)
-    state.pending_drops.clear()
-
-
-def _drop_from_table(state: EngineState, number: int, blocks: list[int], freed: int) -> None:
-    """Remove blocks from a request's table. `freed`: how many different ones were in no other table.
-
-    A request that ended or never arrived has none. If no event was lost, each block has been reported as released by
-    another than its owner.
-    """
-    record = state.requests.get(number)
-    if record is None:
-        return
-    record.peak_blocks = max(record.peak_blocks, len(record.blocks))
-    if freed == len(record.blocks):
-        record.blocks = []
-    else:
-        gone = set(blocks)
-        kept = [block for block in record.blocks if block not in gone]
-        if len(kept) + len(blocks) != len(record.blocks):
-            # It names a block more than once, and keeps it as often as it is still an owner; or not all are its own.
-            kept += [block for block in sorted(gone) for owner in state.owners(block) if owner == number]
-        record.blocks = kept
-    end_if_over(state, record)

@@ -41,6 +41,7 @@ from .records import (
     Preemption,
     RequestState,
 )
+from .sample_window import SampleWindow
 from .stream_clock import EpochOverlaps, StreamClock, is_next_epoch
 from .tally import Tally
 
@@ -110,7 +111,7 @@ class EngineLedger:
         """The workers among them that have failed for long and serve this engine alone."""
 
         # Samples, KV events and texts
-        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self.samples = SampleWindow(MAX_SAMPLES)
         """Samples since the engine last restarted, oldest first."""
         self.past_samples: deque[Sample] = deque(maxlen=MAX_PAST_SAMPLES)
         """Samples with a time, over restarts, for charts."""
@@ -235,7 +236,7 @@ class EngineLedger:
         self.recent.append(batch)
         self.recent_bytes += batch_bytes(batch)
         self.drop_oldest_batches()
-        if self.validates and not (self.state.damaged or self.losses or self.anomalies):
+        if self.validates and not self.state.damaged:
             invariants.validate(self.engine, str(self.last_received_at), self.state, self.recent)
 
     def _fold(self, batch: Batch) -> None:
@@ -284,9 +285,10 @@ class EngineLedger:
         self.tally.finished(finished)
         self.tally.recompute.recomputed(batch.wall_ns, news.recomputed)
         self.tally.recompute.add(preempted, prompts, self.state.block_size)
-        for anomaly in news.anomalies:
+        for anomaly in news.anomalies.values():
             position = Position(batch.epoch, batch.sequence, anomaly.position)
-            self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly))
+            group = batch.runs.cast("i")[5 * anomaly.position + 1] if anomaly.blocks else 0  # as `fives` has it
+            self._note_anomaly(FoundAnomaly(position, batch.wall_ns, anomaly, group))
 
     def _note_anomaly(self, found: FoundAnomaly) -> None:
         kind = found.anomaly.kind
@@ -366,7 +368,7 @@ class EngineLedger:
         self.uncertain_since_ns = self.uncertain_since_ns or self.now_ns
 
     def _unreadable(self, frame: Batch | Keyframe, why: str) -> None:
-        anomaly = Anomaly(AnomalyKind.UNREADABLE, -1, -1, 0, why)
+        anomaly = Anomaly(AnomalyKind.UNREADABLE, [], -1, 0, why)
         self._note_anomaly(FoundAnomaly(Position(frame.epoch, frame.sequence), self.now_ns, anomaly))
         self._lost(1, Stage.TRANSPORT)
 

@@ -18,12 +18,14 @@ from ..contract.kinds import FIRST_FINISHED, EngineMode, Holder
 from .durations import OutsideWaits, StepTimes
 from .prefix_reuse import CachedPrompts, Evictions
 from .records import (
+    NO_BLOCK,
     UNKNOWN_POSITION,
     Anomaly,
     AnomalyKind,
     AuditCycle,
     ComputedPrompt,
     Deferral,
+    DroppedTable,
     EngineStack,
     Heartbeat,
     LapsedLease,
@@ -40,8 +42,6 @@ MAX_STATE_ANOMALIES: Final = 1000
 MOST_CACHED_UNSEEN: Final = 1 << 28
 EVENT_BITS: Final = 24
 """A stream position as one number: the lowest bits count the events of a batch, the bits above them the batches."""
-NAMED_OWNERS: Final = 8
-"""Owners of a block that an anomaly names."""
 MAX_TURNS: Final = 4096
 """Preemptions and computed prompts kept until a reader takes them. If none does, the last ones remain."""
 LEASE_SLACK_NS: Final = 100_000_000
@@ -63,8 +63,10 @@ class News:
     """Prompts that were looked up in the prefix cache and have been computed."""
     recomputed: int = 0
     """Tokens recomputed for preempted requests that were admitted again."""
-    anomalies: list[Anomaly] = field(default_factory=list)
-    """Impossible transitions, at most MAX_STATE_ANOMALIES."""
+    anomalies: dict[tuple[AnomalyKind, int, int, str], Anomaly] = field(default_factory=dict)
+    """Impossible transitions, at most MAX_STATE_ANOMALIES, by their kind, request, position and detail: an event that
+    breaks one rule at many blocks is one.
+    """
 
     def __bool__(self) -> bool:
         return bool(
@@ -154,6 +156,12 @@ class EngineState:
     """When the last complete audit began."""
     orphans: set[int] = field(default_factory=set)
     """Blocks that an audit showed to have more references than known owners."""
+    dropped: dict[int, DroppedTable] = field(default_factory=dict)
+    """By request: blocks among the orphans that an audit showed to have left its table without a free."""
+    stale: dict[int, list[int]] = field(default_factory=dict)
+    """By block: requests whose tables still name it, although another has freed it from them."""
+    told: dict[int, int] = field(default_factory=dict)
+    """By block: what audits report of it that no state can have, as they report it. It is an anomaly once."""
     audit_cycle: AuditCycle | None = None
     """The audit that is being read."""
 
@@ -211,8 +219,12 @@ class EngineState:
 
     def is_legitimate(self, request: int, block: int) -> bool:
         """Whether this owner may hold the block: it has not finished, or a deferral was announced for the block."""
+        return self.is_alive(request) or self.is_deferred(request, block)
+
+    def is_alive(self, request: int) -> bool:
+        """Whether the request is there and has not finished."""
         record = self.requests.get(request)
-        return (record is not None and not record.is_finished) or self.is_deferred(request, block)
+        return record is not None and not record.is_finished
 
     def is_deferred(self, request: int, block: int) -> bool:
         """Whether an announced deferral lets this block outlive this request."""
@@ -291,6 +303,7 @@ class EngineState:
         self.damaged = True
         self.lost_ns, self.lost_at = self.now_ns, self.position
         self.early.clear()  # the steps that these blocks were fenced behind may have ended in the gap
+        self.stale.clear()  # the tables may have changed in it
         self.residency_samples = None
         self.lost_tokens.clear()  # which requests were admitted again in the gap is unknown
         self.audit_cycle = None  # a cycle half read proves nothing
@@ -305,8 +318,13 @@ class EngineState:
     def anomaly(self, kind: AnomalyKind, block: int, request: int, detail: str) -> None:
         """Record an impossible transition, unless lost events may explain it."""
         explained = not self.is_certain_block(block) if 0 <= block < self.total else self.damaged
-        if not explained and len(self.news.anomalies) < MAX_STATE_ANOMALIES:
-            self.news.anomalies.append(Anomaly(kind, block, request, self.event_index, detail))
+        if explained:
+            return
+        anomalies, key = self.news.anomalies, (kind, request, self.position, detail)
+        if key not in anomalies and len(anomalies) < MAX_STATE_ANOMALIES:
+            anomalies[key] = Anomaly(kind, [], request, self.event_index, detail)
+        if block != NO_BLOCK and key in anomalies:
+            anomalies[key].blocks.append(block)
 
     def check(self, free: int, cached_idle: int, used: int) -> None:
         """Compare the engine's own counts with the state (-1: not reported). A difference is an anomaly."""
@@ -399,11 +417,3 @@ class EngineState:
         """Derive `used` and `cached_idle` from the columns, after a keyframe or an audit replaced them."""
         self.used = sum(1 for count in self.refs if count > 0)
         self.cached_idle = sum(1 for count, value in zip(self.refs, self.hashes, strict=True) if value and count <= 0)
-
-    def owner_names(self, block: int) -> str:
-        """Join the ids of the block's owners, at most NAMED_OWNERS of them, for an anomaly's detail."""
-        first, more = self.owner[block], self.more.get(block, [])
-        numbers = [] if first < 0 else [first, *more[: NAMED_OWNERS - 1]]
-        names = [self.requests[n].id if n in self.requests else f"#{n}" for n in numbers]
-        others = len(more) + 1 - len(numbers) if numbers else 0
-        return ", ".join([*names, f"{others:,} more"] if others else names)

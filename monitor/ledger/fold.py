@@ -14,9 +14,10 @@ from ..contract.kinds import Kind
 from ..contract.wire import NotAFrame, fives
 from . import engine_events, request_events
 from .audit_events import fold_audit
-from .block_events import BLOCK_HANDLERS, DROPPING_KINDS, drop_from_tables, request_record
+from .block_events import BLOCK_HANDLERS, DROPPING_KINDS
 from .engine_events import fold_tier
 from .engine_state import EVENT_BITS, EngineState
+from .holders import drop_from_tables, request_record
 from .records import AnomalyKind
 from .request_events import REQUEST_HANDLERS, keeps_ready
 

@@ -63,7 +63,7 @@ MOST_ASKED_OVERTAKEN: Final = 64
 """The most waiting requests that are compared with all that were admitted: those that arrived first."""
 _LACKS: Final = frozenset((int(Cause.LORA), int(Cause.ENCODER), int(Cause.CONNECTOR)))
 """What one request lacks while it stands in the queue. Engines tell it of the first of them alone: where any request
-lacked it, one of which no reason was told may lack it too.
+lacked it, one of which no reason was told may lack it too, or have lacked it until one was.
 """
 LEFT_OUT_FOR: Final = _LACKS | {int(Cause.REMOTE_KV), int(Cause.GRAMMAR), int(Cause.STREAMING_INPUT)}
 """Reasons of one request alone: the scheduler goes on to the next, which is no disorder of its queue."""
@@ -88,13 +88,14 @@ def overtaken(ledger: EngineLedger) -> Iterator[Harmed]:
     if not waiting:
         return
     others = (*ledger.state.requests.values(), *ledger.ended)
-    if any(each.cause in _LACKS or not _LACKS.isdisjoint(each.waited_ns) for each in others):
+    lacks = any(each.cause in _LACKS or not _LACKS.isdisjoint(each.waited_ns) for each in others)
+    if lacks:
         waiting = [record for record in waiting if record.cause not in _NO_REASON]
     waiting = nsmallest(MOST_ASKED_OVERTAKEN, waiting, key=lambda record: record.arrived_ns)
     first_ns = waiting[0].arrived_ns if waiting else 0
     admitted = [each for each in others if each.admitted_ns and each.arrived_ns > first_ns]
     for record in waiting if admitted else ():
-        began_ns = _in_queue_since(record)
+        began_ns = record.since_ns if lacks else _in_queue_since(record)
         over = [each for each in admitted if each.arrived_ns > record.arrived_ns and each.admitted_ns > began_ns]
         if over:
             alike = [each for each in over if each.priority >= record.priority]

@@ -1,4 +1,4 @@
-"""The invariants of an EngineState that no lost event and no contradiction of the engine has damaged.
+"""The invariants of an EngineState that no lost event has damaged, whatever rules the engine breaks.
 
     counters     `used` and `cached_idle` equal what the columns show
     references   a block has exactly the references of its known holders; orphans may have more

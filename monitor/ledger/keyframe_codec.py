@@ -11,7 +11,17 @@ import msgspec
 from ..base import limits
 from ..contract.wire import NO_REQUEST, PINS, NotAFrame
 from .engine_state import EngineState
-from .records import Deferral, EngineStack, Heartbeat, RequestState, StepInFlight, StreamPositions, TierState, Totals
+from .records import (
+    Deferral,
+    DroppedTable,
+    EngineStack,
+    Heartbeat,
+    RequestState,
+    StepInFlight,
+    StreamPositions,
+    TierState,
+    Totals,
+)
 
 
 class _StateDump(msgspec.Struct, array_like=True):
@@ -50,6 +60,9 @@ class _StateDump(msgspec.Struct, array_like=True):
     mode_since_ns: int = 0
     stack: EngineStack | None = None
     pinned: dict[int, int] = {}
+    dropped: dict[int, DroppedTable] = {}
+    stale: dict[int, list[int]] = {}
+    told: dict[int, int] = {}
 
 
 _COPIED: Final = tuple(
@@ -106,8 +119,10 @@ def _check_ranges(dump: _StateDump) -> None:
         raise NotAFrame(
             f"a keyframe of {requests:,} requests, and a ledger has {limits.ENGINE_LEDGER_REQUESTS:,} at most"
         )
-    named = {*dump.more, *dump.detached, *dump.orphans, *dump.early, *dump.pinned}.union(
-        *(record.blocks for record in dump.requests), *(deferral.blocks for deferral in dump.deferrals)
+    named = {*dump.more, *dump.detached, *dump.orphans, *dump.early, *dump.pinned, *dump.stale}.union(
+        *(record.blocks for record in dump.requests),
+        *(deferral.blocks for deferral in dump.deferrals),
+        *(dropped.blocks for dropped in dump.dropped.values()),
     )
     if named and not 0 <= min(named) <= max(named) < dump.total:
         raise NotAFrame(f"a keyframe of {dump.total} blocks that names block {max(named)}")

@@ -39,6 +39,8 @@ class FoundAnomaly(NamedTuple):
     position: Position
     at_ns: int
     anomaly: Anomaly
+    group: int = 0
+    """The KV group of the event that showed it."""
 
 
 class Loss(msgspec.Struct, frozen=True):

@@ -146,6 +146,19 @@ class Deferral(msgspec.Struct, array_like=True):
     fence_passed_at: int = UNKNOWN_POSITION
 
 
+class DroppedTable(msgspec.Struct, array_like=True):
+    """Blocks that the engine's table of a request no longer names although no free of them was reported, and that have
+    a reference still.
+    """
+
+    request: int
+    id: str
+    since_ns: int
+    """When the audit that first showed one of them began."""
+    since_at: int
+    blocks: set[int]
+
+
 class LapsedLease(NamedTuple):
     """Blocks of a finished request that were freed only because their lease expired."""
 
@@ -232,6 +245,7 @@ class AnomalyKind(Enum):
     RELEASED_WHILE_FREE = "released while free"
     RELEASED_BY_ANOTHER = "released by another than its owner"
     DETACHED_FROM_ANOTHER = "detached from another than its owner"
+    DEFERRED_BY_ANOTHER = "deferred by another than its owner"
     NEVER_DETACHED = "reclaimed though never detached"
     NEVER_PINNED = "unpinned though never pinned"
     HIT_WITHOUT_HASH = "prefix hit on a block with no hash"
@@ -247,16 +261,19 @@ class AnomalyKind(Enum):
     AUDITED_TABLE = "audit: block table"
     AUDITED_COUNT = "audit: requests"
     NOT_IN_LEDGER = "audit: a request that is not in the ledger"
-    NOT_IN_ENGINE = "audit: a request that the engine does not have"
     UNREADABLE = "what the engine sent cannot be read"
     """A frame violates the contract's layout: kvscope lost its events. The engine's own memory is unaffected."""
 
 
+NO_BLOCK: Final = -1
+"""The block of an anomaly that concerns none."""
+
+
 class Anomaly(NamedTuple):
-    """An impossible transition, found at event `position` of a batch. Block and request are -1 if it concerns none."""
+    """An impossible transition, found at event `position` of a batch. The request is -1 if it concerns none."""
 
     kind: AnomalyKind
-    block: int
+    blocks: list[int]
     request: int
     position: int
     detail: str

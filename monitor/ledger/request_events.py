@@ -8,8 +8,8 @@ from typing import Final
 
 from ..contract.kinds import CAUSE_OF, Cause, Kind, Status
 from ..contract.trace_context import TraceContext
-from .block_events import end_if_over
 from .engine_state import EngineState
+from .holders import end_if_over
 from .prefix_reuse import CachedPrompt
 from .records import UNKNOWN_POSITION, UNKNOWN_TOKENS, ComputedPrompt, Preemption, RequestState
 

@@ -97,6 +97,23 @@ def test_a_wait_for_something_outside_the_scheduler_is_no_place_in_the_queue() -
 
 
 @pytest.mark.parametrize("reason", [Cause.LORA, Cause.ENCODER, Cause.CONNECTOR])
+def test_one_may_have_lacked_what_the_first_lacks_until_a_reason_was_told(reason: Cause) -> None:
+    """An engine tells it of the first alone: those behind it are new to the monitor meanwhile."""
+    scene = Queue()
+    scene.queue(1)
+    scene.log.not_scheduled(1, reason, 1)
+    scene.queue(2)
+    scene.queue(3)
+    scene.admit(3)
+    scene.log.not_scheduled(2, Cause.TOKEN_BUDGET, 1)
+    scene.say()
+    assert not list(overtaken(scene.ledger))
+    scene.queue(4)
+    scene.admit(4)
+    assert [each.record.id for each in overtaken(scene.ledger)] == ["r-2"]
+
+
+@pytest.mark.parametrize("reason", [Cause.LORA, Cause.ENCODER, Cause.CONNECTOR])
 def test_those_that_pass_a_request_that_lacks_something_of_its_own_do_not_overtake_it(reason: Cause) -> None:
     scene = Queue()
     scene.queue(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import ClassVar, Final
 
-from ...base.text import clock_time
+from ...base.text import clock_time, listed
 from ...ledger.engine_ledger import EngineLedger, FoundAnomaly
 from ...ledger.event_history import HistoryLine, block_history, request_names
 from ...ledger.records import AnomalyKind
@@ -41,10 +41,14 @@ def anomalies_of(ledger: EngineLedger, kinds: Set[AnomalyKind]) -> list[FoundAno
     anomalies: list[FoundAnomaly] = []
     freed_twice: dict[int, int] = {}
     for found in ledger.anomalies:
-        kind, block, request = found.anomaly.kind, found.anomaly.block, found.anomaly.request
-        if kind in FREED_TWICE and freed_twice.setdefault(block, request) != request:
-            continue  # it is in the free queue twice since, and whichever request gets it has no part in that
-        if kind in kinds:
+        anomaly, request = found.anomaly, found.anomaly.request
+        if anomaly.kind in FREED_TWICE:
+            # A block is in the free queue twice since, and whichever request gets it then has no part in that.
+            first = [block for block in anomaly.blocks if freed_twice.setdefault(block, request) == request]
+            if not first:
+                continue
+            found = found._replace(anomaly=anomaly._replace(blocks=first))
+        if anomaly.kind in kinds:
             anomalies.append(found)
     return anomalies
 
@@ -65,7 +69,7 @@ class CorruptDetector(StreamDetector[Judgement]):
     def _judge(self, ledger: EngineLedger, anomalies: list[FoundAnomaly]) -> Judgement:
         first = anomalies[0]
         names = request_names(ledger)
-        blocks = sorted({found.anomaly.block for found in anomalies if found.anomaly.block >= 0})
+        blocks = sorted({block for found in anomalies for block in found.anomaly.blocks})
         requests = dict.fromkeys(
             names.get(found.anomaly.request, f"#{found.anomaly.request}")
             for found in anomalies
@@ -73,13 +77,11 @@ class CorruptDetector(StreamDetector[Judgement]):
         )
         history: list[HistoryLine] = []
         if blocks:
-            history = block_history(
-                ledger.recent, first.anomaly.block if first.anomaly.block >= 0 else blocks[0], names
-            )
+            history = block_history(ledger.recent, (*first.anomaly.blocks, *blocks)[0], names)
             history = [line for line in history if line.position <= first.position]
         kinds = {found.anomaly.kind for found in anomalies}
         retains = kinds == {AnomalyKind.FEWER_FREE}
-        where = f"block {first.anomaly.block}, " if first.anomaly.block >= 0 else ""
+        others = len(anomalies) - 1
         return self.finding(
             ledger,
             severity="error" if retains else None,
@@ -96,8 +98,8 @@ class CorruptDetector(StreamDetector[Judgement]):
                 ),
             ),
             explanation=(
-                f"{self.title}: {where}{first.anomaly.kind.value} ({first.anomaly.detail}), is the first of"
-                f" {len(anomalies):,} found since {clock_time(first.at_ns)}. "
+                f"{self.title}: {_anomaly_text(first)}, at {clock_time(first.at_ns)}"
+                + (f", and {others:,} more since. " if others else ". ")
                 + (
                     RETAINS_BLOCKS
                     if retains
@@ -109,15 +111,18 @@ class CorruptDetector(StreamDetector[Judgement]):
             case="If it only keeps blocks in use" if retains else "",
             numbers={
                 "an engine bug": f"an engine bug ({named(ledger)})" if named(ledger) else "an engine bug",
-                "block ID": f"block {first.anomaly.block if first.anomaly.block >= 0 else 'ID'}",
+                "block ID": f"block {first.anomaly.blocks[0] if first.anomaly.blocks else 'ID'}",
             },
             missing="the lost events: the contradiction may be in them" if ledger.losses else "",
         )
 
 
 def _anomaly_text(found: FoundAnomaly) -> str:
-    block = f"block {found.anomaly.block} " if found.anomaly.block >= 0 else ""
-    return f"{block}{found.anomaly.kind.value}: {found.anomaly.detail}"
+    """Say what was found, once for all blocks of the event: `blocks 3 and 4, KV group 1, released while free (…)`."""
+    kind, blocks, _, _, detail = found.anomaly
+    named = [f"block{'s' if len(blocks) > 1 else ''} {listed(blocks)}"] if blocks else []
+    named += [f"KV group {found.group}"] if found.group else []
+    return ", ".join([*named, kind.value]) + (f" ({detail})" if detail else "")
 
 
 class CounterDrift(CorruptDetector):
@@ -151,7 +156,7 @@ class UseAfterFree(CorruptDetector):
 
 
 class DoubleFree(CorruptDetector):
-    """A block was freed that was not held.
+    """A block was freed by a caller that did not hold it.
 
     Sees: a release of a block that is free, that another request released, or that its request never gave back before.
     Confirmed when: no event was lost.
@@ -161,7 +166,7 @@ class DoubleFree(CorruptDetector):
 
     code = "corrupt.double-free"
     kinds = FREED_TWICE
-    title = "A block was freed that no request held"
+    title = "A block was freed by a caller that did not hold it"
     alternatives = (Alternative("a shared block", "its known references before the free"),)
     causes = (
         Causes[Judgement]()

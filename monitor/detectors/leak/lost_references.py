@@ -1,9 +1,9 @@
 """References that no living request and no announced deferral owns, split in two.
 
-leak.unaccounted: a free was skipped, the request has ended, and what it had is still there. leak.rising-floor: a free
-forgets something, requests end well but for a block or two, and each drain to idle leaves more of these in use than the
-one before. A block or two do no harm, but a trend does: until the floor has risen some times they are leak.unaccounted
-too. An audit since then confirms either.
+leak.unaccounted: a request has ended and its blocks were not freed, or the engine's block table lost them while it
+lived, and they are still in use. leak.rising-floor: a free forgets something, requests end well but for a block or two,
+and each drain to idle leaves more of these in use than the one before. A block or two do no harm, but a trend does:
+until the floor has risen some times they are leak.unaccounted too. An audit since then confirms either.
 
 `leaked_blocks` adds what a connector keeps for too long: no living request holds these blocks, and none of their
 holders is expected to free them. What may be the first transfers of an engine, and slow, is not among them.
@@ -11,11 +11,11 @@ holders is expected to free them. What may be the first transfers of an engine, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.records import RequestState
+from ...ledger.records import DroppedTable, RequestState
 from ..detector import Settings, Threshold
 from .deferred_blocks import kept, may_be_first_transfers, overdue_sends
 
@@ -30,25 +30,36 @@ UNACCOUNTED_GRACE_S: Final = Threshold(
 
 
 class LostReferences(NamedTuple):
-    """Some of the references without an owner, by block, and the requests that left them."""
+    """Some of the references without an owner, by block, and the requests that left them: at their end (`culprits`), or
+    before it, when the engine's table lost them (`dropped`).
+    """
 
     references: Mapping[int, int]
     culprits: list[RequestState]
+    dropped: Sequence[DroppedTable] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The ids of the requests."""
+        return tuple(dict.fromkeys([*(record.id for record in self.culprits), *(one.id for one in self.dropped)]))
 
     def since_ns(self, ledger: EngineLedger) -> int:
         """When the first of them was left, wall time."""
-        ended = [ledger.wall(record.finished_ns) for record in self.culprits if record.finished_ns]
+        left = [ledger.wall(record.finished_ns) for record in self.culprits if record.finished_ns]
+        left += [ledger.wall(dropped.since_ns) for dropped in self.dropped]
         since = ledger.state.since
-        return min(ended, default=ledger.wall(min((since[block] for block in self.references), default=0)))
+        return min(left, default=ledger.wall(min((since[block] for block in self.references), default=0)))
 
     def first_at(self, ledger: EngineLedger) -> str:
         """Return the position of the first: of the end of the request that left it, or of the audit that showed it."""
-        first = min(self.culprits, key=lambda record: record.finished_ns, default=None)
-        return ledger.at(first.since_at if first is not None else ledger.state.places.audited)
+        left = [(record.finished_ns, record.since_at) for record in self.culprits]
+        left += [(dropped.since_ns, dropped.since_at) for dropped in self.dropped]
+        return ledger.at(min(left)[1] if left else ledger.state.places.audited)
 
     def last_at(self, ledger: EngineLedger) -> str:
-        """Return the position of the end of the last request that left some."""
-        return ledger.at(*(record.since_at for record in self.culprits)) or self.first_at(ledger)
+        """Return the position where the last request left some."""
+        left_at = [*(record.since_at for record in self.culprits), *(one.since_at for one in self.dropped)]
+        return ledger.at(*left_at) or self.first_at(ledger)
 
     def certain(self, ledger: EngineLedger) -> LostReferences:
         """Return those of them that no lost event can have freed."""
@@ -56,7 +67,11 @@ class LostReferences(NamedTuple):
         if not state.damaged:
             return self
         certain = {block: count for block, count in self.references.items() if state.is_certain_block(block)}
-        return LostReferences(certain, [r for r in self.culprits if not certain.keys().isdisjoint(r.blocks)])
+        return LostReferences(
+            certain,
+            [record for record in self.culprits if not certain.keys().isdisjoint(record.blocks)],
+            [dropped for dropped in self.dropped if not certain.keys().isdisjoint(dropped.blocks)],
+        )
 
 
 class LostByCode(NamedTuple):
@@ -86,7 +101,8 @@ def lost_references(ledger: EngineLedger, settings: Settings) -> LostByCode:
             rising = LostReferences(of_floor, forgotten)
         unexplained = {block: count for block, count in unexplained.items() if block not in some}
         culprits = skipped
-    return LostByCode(rising, LostReferences(unexplained, culprits) if unexplained else None)
+    dropped = [one for one in ledger.state.dropped.values() if not unexplained.keys().isdisjoint(one.blocks)]
+    return LostByCode(rising, LostReferences(unexplained, culprits, dropped) if unexplained else None)
 
 
 def _blocks_of(records: Iterable[RequestState]) -> set[int]:

@@ -69,20 +69,23 @@ class Unaccounted(StreamDetector[HoldsBlocks]):
         if lost.culprits:
             names = listed([record.id for record in lost.culprits])
             explanation += f" No free of them was reported when these requests ended: {names}."
+        if lost.dropped:
+            names = listed([dropped.id for dropped in lost.dropped])
+            explanation += f" Without a free, the engine's block table of {names} lost them."
         return self.holding(
             ledger,
             # Blocks from before a loss may have been freed in it: an audit shows that, or an idle engine's counter.
             pending=not certain.references or age < settings(self.grace_s),
             since_ns=since,
             position=lost.first_at(ledger),
-            requests=tuple(record.id for record in lost.culprits),
+            requests=lost.names,
             blocks=tuple(lost.references),
             share_of_pool=round(share, 4),
             evidence=(
                 seen("unaccounted_blocks", len(unaccounted), "blocks", left_at),
                 seen("unexplained_references", references, "references", left_at),
                 seen("share_of_pool", round(share, 4), "of the pool", left_at),
-                seen("requests_leaking", len(lost.culprits), "requests", left_at),
+                seen("requests_leaking", len(lost.names), "requests", left_at),
                 Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
             ),
             explanation=explanation,
@@ -99,7 +102,7 @@ class Unaccounted(StreamDetector[HoldsBlocks]):
             ledger,
             since_ns=known.since_ns(ledger) if known is not None else ledger.uncertain_since_ns,
             position=at(state.places.heartbeat),
-            requests=tuple(record.id for record in known.culprits) if known is not None else (),
+            requests=known.names if known is not None else (),
             blocks=tuple(known.references) if known is not None else (),
             share_of_pool=share,
             evidence=(

@@ -59,7 +59,7 @@ def usage_of(sample: Sample) -> float:
 
 def samples_with_usage(ledger: EngineLedger) -> list[Sample]:
     """Return the samples that have usage and the number of running requests."""
-    return [s for s in ledger.samples if s.usage is not None and s.running is not None]
+    return list(ledger.samples.with_usage)
 
 
 def connector_knowledge(ledger: EngineLedger) -> ConnectorKnowledge:

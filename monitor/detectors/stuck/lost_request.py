@@ -29,7 +29,7 @@ class LostRequest(StreamDetector[Judgement]):
     """Requests that the scheduler has lost.
 
     Sees: unfinished requests that are in none of the scheduler's queues.
-    Confirmed when: the engine itself reports them as in no queue.
+    Confirmed when: the engine itself reports them as in no queue, or its audit no longer has them.
     Likely when: its queues were shorter than the number of unfinished requests at several heartbeats, each of another
     pass.
     Not when: a step in flight may still end them.
