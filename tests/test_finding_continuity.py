@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kvscope.monitor.base.text import timestamp
 from kvscope.monitor.detectors.findings import (
     LOOK_AGAIN_S,
+    MAX_INTERVALS,
     MAX_KEPT_CULPRITS,
     MAX_RESOLVED,
     MAX_SET_ASIDE,
     RESOLVE_AFTER_NS,
+    RETURNS_S,
     Finding,
     Findings,
 )
 from kvscope.monitor.detectors.judgement import Judgement
+from kvscope.monitor.history.findings_log import FindingsLog
+from kvscope.monitor.questions.windows import firing_at, touches
 
 S = 1_000_000_000
 ENGINE, OTHER = "a@127.0.0.1:1/0", "b@127.0.0.1:2/0"
 LEAK, LOCKSTEP, GAP = "leak.finished-held", "collapse.lockstep", "blind.stream-gap"
-AGAIN_NS = round(LOOK_AGAIN_S * 1e9)
+AGAIN_NS, RETURNS_NS = round(LOOK_AGAIN_S * 1e9), round(RETURNS_S * 1e9)
 
 
 def judged(code: str = LEAK, engine: str = ENGINE, **fields: object) -> Judgement:
@@ -47,11 +54,12 @@ def test_a_known_problem_keeps_its_id_after_a_restart_and_a_later_one_does_not()
 
 def test_a_known_problem_is_continued_once() -> None:
     findings = Findings()
-    findings.remember({(ENGINE, LEAK, ""): 5 * S}, 100 * S)
+    findings.remember({(ENGINE, LEAK, ""): 5 * S}, 2 * RETURNS_NS)
     findings.update(ENGINE, 9 * S, [judged()])
     findings.update(ENGINE, 20 * S, [])
-    findings.update(ENGINE, 30 * S, [judged()])
-    assert [finding.first_seen_ns for finding in (*findings.firing(), *findings.resolved())] == [30 * S, 5 * S]
+    findings.update(ENGINE, 9 * S + RETURNS_NS, [judged()])
+    seen = [finding.first_seen_ns for finding in (*findings.firing(), *findings.resolved())]
+    assert seen == [9 * S + RETURNS_NS, 5 * S]
 
 
 def test_what_was_over_before_a_restart_is_listed_within_the_bound() -> None:
@@ -63,6 +71,85 @@ def test_what_was_over_before_a_restart_is_listed_within_the_bound() -> None:
     over = findings.resolved()
     assert len(over) == MAX_RESOLVED
     assert findings.by_id(over[-1].id) is over[-1]
+
+
+# -------------------------------------------------------------------- a return
+
+
+def over_at(at_ns: int) -> Findings:
+    """A leak that was there for a second, and was last seen then."""
+    findings = Findings()
+    findings.update(ENGINE, at_ns - 1 * S, [judged(requests=("a",), severity="critical")])
+    findings.update(ENGINE, at_ns, [judged(requests=("b",), severity="warning")])
+    findings.update(ENGINE, at_ns + 5 * S, [])
+    return findings
+
+
+def test_a_finding_that_returns_soon_is_one_with_two_intervals() -> None:
+    findings = over_at(10 * S)
+    (before,) = findings.resolved()
+    again_ns = 10 * S + RETURNS_NS - 1
+    assert changes(findings, again_ns, judged(requests=("c",), severity="warning", since_ns=20 * S)) == ["firing"]
+    (finding,) = findings.firing()
+    assert (finding.id, findings.resolved()) == (before.id, [])
+    assert findings.by_id(before.id) is finding
+    report = finding.report()
+    (interval,) = report.earlier
+    assert (interval.since, interval.resolved_at) == (timestamp(9 * S), timestamp(10 * S))
+    assert (report.since, report.resolved_at, report.severity) == (timestamp(20 * S), None, "warning")  # now
+    assert finding.intervals(again_ns) == [(9 * S, 9 * S, 10 * S), (20 * S, again_ns, again_ns)]
+    assert [bool(firing_at(findings, ENGINE, at)) for at in (9 * S, 15 * S, again_ns)] == [True, False, True]
+    assert [touches(finding, at, at) for at in (9 * S, 15 * S, 20 * S)] == [True, False, True]
+    changes(findings, again_ns + 5 * S)
+    (over,) = findings.resolved()
+    assert (over.id, over.report().culprits.requests) == (before.id, ["a", "b", "c"])
+
+
+def test_intervals_of_a_problem_that_was_there_all_the_time_do_not_overlap() -> None:
+    findings = over_at(10 * S)
+    changes(findings, 20 * S, judged(since_ns=1 * S))
+    (finding,) = findings.firing()
+    assert finding.intervals(30 * S) == [(9 * S, 9 * S, 10 * S), (20 * S, 20 * S, 30 * S)]
+
+
+def test_one_that_returns_later_or_in_another_process_is_another() -> None:
+    for at_ns, epoch_ns in ((10 * S + RETURNS_NS, 0), (30 * S, 10 * S)):
+        findings = over_at(10 * S)
+        changes(findings, at_ns, judged(), epoch_ns=epoch_ns)
+        (before,), (finding,) = findings.resolved(), findings.firing()
+        assert (finding.id != before.id, finding.earlier) == (True, ())
+
+
+def test_a_return_that_does_not_fire_leaves_the_finding_over() -> None:
+    findings = over_at(10 * S)
+    (before,) = findings.resolved()
+    assert changes(findings, 20 * S, judged(pending=True)) == []
+    assert [finding.id for finding in findings.pending()] == [before.id]
+    assert findings.by_id(before.id) is before
+    assert changes(findings, 30 * S) == []
+    assert findings.resolved() == [before]
+
+
+def test_a_finding_keeps_the_latest_of_its_intervals() -> None:
+    findings = Findings()
+    for number in range(MAX_INTERVALS + 2):
+        changes(findings, (1 + 10 * number) * S, judged())
+        changes(findings, (6 + 10 * number) * S)
+    (finding,) = findings.resolved()
+    assert [one.since_ns // S for one in finding.earlier] == [11 + 10 * number for number in range(MAX_INTERVALS)]
+
+
+def test_a_return_is_kept_over_a_restart_of_the_service(tmp_path: Path) -> None:
+    findings, log = Findings(), FindingsLog(tmp_path)
+    for at_ns, judgements in ((1 * S, [judged()]), (6 * S, []), (8 * S, [judged()])):
+        log.append(findings.update(ENGINE, at_ns, judgements))
+    (before,) = findings.firing()
+    later = Findings()
+    later.recall(log.resolved())
+    later.remember(log.open(), 3 * RETURNS_NS)
+    later.update(ENGINE, 2 * RETURNS_NS, [judged()])
+    (finding,) = later.firing()
+    assert (finding.id, len(finding.earlier), later.resolved()) == (before.id, 1, [])
 
 
 # -------------------------------------------------------------------- an engine that is not watched
@@ -235,10 +322,10 @@ def test_a_finding_is_as_severe_as_it_ever_was() -> None:
 def test_a_problem_lasts_from_its_own_beginning_to_its_end_or_until_now() -> None:
     findings = Findings()
     findings.update(ENGINE, 5 * S, [judged(since_ns=2 * S), judged(LOCKSTEP)])
-    spans = {finding.judgement.code: finding.life(7 * S) for finding in findings.firing()}
-    assert spans == {LEAK: (2 * S, 7 * S), LOCKSTEP: (5 * S, 7 * S)}
+    spans = {finding.judgement.code: finding.intervals(7 * S) for finding in findings.firing()}
+    assert spans == {LEAK: [(2 * S, 5 * S, 7 * S)], LOCKSTEP: [(5 * S, 5 * S, 7 * S)]}
     findings.update(ENGINE, 60 * S, [])
-    assert {finding.life(99 * S)[1] for finding in findings.resolved()} == {5 * S}
+    assert {finding.intervals(99 * S)[-1].resolved_ns for finding in findings.resolved()} == {5 * S}
 
 
 def test_a_still_copy_does_not_change() -> None:

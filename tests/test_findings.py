@@ -88,15 +88,6 @@ def test_what_hovers_about_its_threshold_is_one_finding(code: str, settles: int)
     assert not findings.pending()
 
 
-def test_the_same_trouble_again_is_another_finding() -> None:
-    findings = Findings()
-    findings.update(ENGINE, 1 * S, [judged()])
-    findings.update(ENGINE, 1 * S + RESOLVE_AFTER_NS, [])
-    findings.update(ENGINE, 9 * S, [judged()])
-    (again,), (before,) = findings.firing(), findings.resolved()
-    assert again.id != before.id
-
-
 def test_an_id_is_the_same_in_every_release() -> None:
     """Stored alerts have it."""
     findings = Findings()

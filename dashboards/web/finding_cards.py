@@ -80,11 +80,12 @@ def marks(here: Here, finding: FindingReport) -> html.Div:
 
 
 def _time(here: Here, finding: FindingReport) -> str:
-    """Return since when, and for how long until now, or until when."""
+    """Return since when, and for how long until now, or until when; and when it was there before."""
+    before = "".join(f", before {clock_text(one.since)} – {clock_text(one.resolved_at)}" for one in finding.earlier)
     if finding.resolved_at:
-        return f"{clock_text(finding.since)} – {clock_text(finding.resolved_at)} UTC"
+        return f"{clock_text(finding.since)} – {clock_text(finding.resolved_at)} UTC{before}"
     now = next((engine.at for engine in here.engines if engine.engine == finding.engine), None)
-    return f"since {clock_text(finding.since)} UTC, {age(finding.since, now)}"
+    return f"since {clock_text(finding.since)} UTC, {age(finding.since, now)}{before}"
 
 
 def _body(place: PagePlace, finding: FindingReport) -> list[Any]:

@@ -118,7 +118,7 @@ def _choice(engine: EngineView) -> list[Any]:
         html.Span(
             engine.status,
             className="how",
-            title=sentence(slow_text(engine.slow)) if engine.slow is not None else None,
+            title=sentence(slow_text(engine.slow)) if engine.slow else ", ".join(engine.status_findings) or None,
         ),
     ]
     if open_now:

@@ -88,7 +88,7 @@ def worst_first(engines: Sequence[EngineView]) -> list[EngineView]:
 
     def need(engine: EngineView) -> tuple[Any, ...]:
         grave = tuple(-engine.findings.get(severity, 0) for severity in ("critical", "error", "warning"))
-        served = 0 if engine.status in UNSERVED else 1 if engine.status == "slow" else 2
+        served = 0 if engine.status in UNSERVED else 1 if engine.slow is not None else 2
         return engine.status == "gone", *grave, served, -(engine.waiting or 0), engine.engine
 
     return sorted(engines, key=need)

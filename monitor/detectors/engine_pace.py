@@ -44,6 +44,21 @@ def pace_s(ledger: EngineLedger, settings: Settings, steps: Threshold = MIN_STEP
     return max(settings(steps) * mean_step_s(ledger), longest_s)
 
 
+NO_TOKEN_S: Final = Threshold(5, "s", "a reader of a streamed answer notices a pause of five seconds as a fault")
+TIMES_EXPECTED: Final = Threshold(
+    3, "times", "of the slowest recent step: a request may miss the step after a full one, and not the one after that"
+)
+EARLY_STEPS: Final = Threshold(20, "steps", "the first ones may load, compile and capture, and show no pace")
+EARLY_S: Final = Threshold(20, "s", "before the engine has shown a pace: a kernel takes seconds to compile")
+
+
+def without_token_s(ledger: EngineLedger, settings: Settings) -> float:
+    """Return for how long a request that runs may get no token, by the engine's own pace. Beyond, it stands still."""
+    least = settings(EARLY_S) if ledger.step_times.count < settings(EARLY_STEPS) else settings(NO_TOKEN_S)
+    slowest_s = max((seconds for _, seconds in ledger.step_times.steps), default=0.0)
+    return max(least, settings(TIMES_EXPECTED) * slowest_s)
+
+
 HELD_GRACE_S: Final = Threshold(
     10, "s", "a transfer of one request's KV takes milliseconds to seconds. If there is a lease, it counts instead"
 )

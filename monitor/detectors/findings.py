@@ -1,7 +1,8 @@
 """A finding's life: a fold over judgements. Pending within its grace, then firing, then resolved.
 
 Judgements of the same problem (engine, code, key) make one finding that grows, not many. One that is not judged any
-more is resolved after a moment, so that a judgement that flickers does not fire twice.
+more is resolved after a moment, so that a judgement that flickers does not fire twice. One that fires again within
+RETURNS_S of its end, in the same process, is the same finding with another interval.
 
 A finding that another one explains (`explains` in registry.py) is suppressed: its root cause lists it, and it
 does not fire. A finding that fired before its cause did is resolved for its receivers. When the cause has ended and the
@@ -31,6 +32,12 @@ Place = tuple[str, str, str]
 RESOLVE_AFTER_NS: Final = 3_000_000_000
 EFFECT_LASTS_NS: Final = 30_000_000_000
 """So long after its cause an effect may go on: a queue that has grown takes its time."""
+RETURNS_S: Final = 600.0
+"""A finding that fires again within this time of its end is the same one, and so is its alert: whoever looked into it
+then has hardly finished, and must not be told of a second problem.
+"""
+MAX_INTERVALS: Final = 10
+"""Earlier intervals that a finding keeps, the latest ones."""
 LOOK_AGAIN_S: Final = 300.0
 """The time after a restart during which a judgement in the place of an open alert continues it."""
 MAX_RESOLVED: Final = 1_000
@@ -54,6 +61,13 @@ class Effect(msgspec.Struct, frozen=True):
     code: str
     since: str | None
     requests: list[str]
+
+
+class FindingInterval(msgspec.Struct, frozen=True):
+    """When a finding fired before (RFC 3339)."""
+
+    since: str | None
+    resolved_at: str | None
 
 
 class FindingReport(msgspec.Struct, frozen=True):
@@ -84,6 +98,16 @@ class FindingReport(msgspec.Struct, frozen=True):
     """Other explanations, each with what excludes it. A confirmed finding has all of them excluded."""
     harm: FindingHarm | None = None
     """None where nothing is measured: from metrics, a log or a report."""
+    earlier: list[FindingInterval] = []
+    """When it fired before: a finding that returns within RETURNS_S is the same one."""
+
+
+class Interval(NamedTuple):
+    """When a finding was there, and from when it fired (wall ns)."""
+
+    since_ns: int
+    fired_ns: int
+    resolved_ns: int
 
 
 class Finding:
@@ -105,6 +129,9 @@ class Finding:
         """Its engine is watched again, and until then the detectors have time to see it again (0: they did)."""
         self.is_past = False
         """Whether the evidence has ended, so that no more follows."""
+        self.before: Finding | None = None
+        """What it is if it fires: the finding that was resolved in its place a short time ago."""
+        self.earlier: tuple[Interval, ...] = ()
         self._worst: Severity = "none"
         self._requests: dict[str, None] = {}
         self._take(judgement)
@@ -121,6 +148,15 @@ class Finding:
             self._worst = severity
         if not alike and len(self._requests) < MAX_KEPT_CULPRITS:
             self._requests.update(dict.fromkeys(judgement.requests))
+
+    def fire(self, now_ns: int) -> None:
+        """Begin to fire, as another interval of the finding before if there is one."""
+        self.state, self.fired_ns = "firing", now_ns
+        before, self.before = self.before, None
+        if before is not None:
+            self.earlier = tuple(before.intervals(now_ns)[-MAX_INTERVALS:])
+            self.effects = before.effects | self.effects
+            self._requests = before._requests | self._requests
 
     @property
     def _detector(self) -> type[Detector[Any]]:
@@ -159,9 +195,12 @@ class Finding:
         still.effects, still._requests = dict(self.effects), dict(self._requests)
         return still
 
-    def life(self, now_ns: int) -> tuple[int, int]:
-        """Return from when until when the problem was there, or until now (wall)."""
-        return self.judgement.since_ns or self.first_seen_ns, self.resolved_ns or now_ns
+    def intervals(self, now_ns: int) -> list[Interval]:
+        """Return when the problem was there, in order; if it is not over, until now (wall)."""
+        began_ns = self.judgement.since_ns or self.first_seen_ns
+        if self.earlier and began_ns <= self.earlier[-1].resolved_ns:  # a state that outlasts its being told
+            began_ns = self.fired_ns
+        return [*self.earlier, Interval(began_ns, self.fired_ns, self.resolved_ns or now_ns)]
 
     def report(self) -> FindingReport:
         """Return the finding as the API and all outputs show it."""
@@ -189,6 +228,7 @@ class Finding:
             caused_by=sorted({cause.judgement.code for cause in self.causes}) if self.state == "suppressed" else [],
             alternatives=list(judged.alternatives),
             harm=judged.harm,
+            earlier=[FindingInterval(timestamp(one.since_ns), timestamp(one.resolved_ns)) for one in self.earlier],
         )
 
 
@@ -289,8 +329,7 @@ class Findings:
                 transitions += self._end(key, finding, now_ns)
                 finding = None
             if finding is None:
-                known_ns = self._known.pop(key, 0)
-                finding = self._open[key] = Finding(judged, now_ns, known_ns if now_ns < self._known_until_ns else 0)
+                finding = self._open[key] = self._begin(judged, now_ns, epoch_ns)
             if finding.unseen_until_ns and finding.state == "firing":
                 transitions.append(Transition(finding, "firing", now_ns))  # as after a restart: known, and still so
             finding.judge(judged, now_ns)
@@ -304,6 +343,27 @@ class Findings:
             if key[0] == engine and until_ns - finding.last_seen_ns >= after_ns:
                 transitions += self._end(key, finding, now_ns)
         return transitions + self._separate_causes(engine, now_ns)
+
+    def _begin(self, judged: Judgement, now_ns: int, epoch_ns: int) -> Finding:
+        """Return the finding of a first judgement: a new one, or one that was known or was here a short time ago."""
+        place = judged.engine, judged.code, judged.key
+        known_ns = self._known.pop(place, 0)
+        finding = Finding(judged, now_ns, known_ns if now_ns < self._known_until_ns else 0)
+        for before in reversed(self._resolved.get(judged.engine, ())):
+            if before.place == place:
+                is_same_process = before.resolved_ns > epoch_ns or before.outlasts_epoch
+                returns = is_same_process and now_ns - before.resolved_ns < RETURNS_S * 1e9
+                if returns or 0 < before.first_seen_ns == known_ns:
+                    finding.before, finding.first_seen_ns = before, before.first_seen_ns
+                break
+        return finding
+
+    def _fire(self, finding: Finding, now_ns: int) -> Transition:
+        ended = self._resolved.get(finding.judgement.engine)
+        if ended is not None and finding.before is not None and finding.before in ended:
+            ended.remove(finding.before)
+        finding.fire(now_ns)
+        return Transition(finding, "firing", now_ns)
 
     def _end(self, key: Place, finding: Finding, now_ns: int) -> list[Transition]:
         del self._open[key]
@@ -345,9 +405,7 @@ class Findings:
                 and now_ns - finding.explained_ns >= EFFECT_LASTS_NS
                 and not (finding._detector.counts_events and finding.judgement.since_ns < finding.explained_ns)
             ):
-                finding.state = "firing"
-                finding.fired_ns = now_ns
-                transitions.append(Transition(finding, "firing", now_ns))
+                transitions.append(self._fire(finding, now_ns))
         _list_effects(finding for finding in ripe if explained[finding.place])
         return transitions
 
@@ -375,7 +433,8 @@ class Findings:
 
     def by_id(self, id: str) -> Finding | None:
         """Return the finding of that id, if it is open, set aside, or was resolved not too long ago."""
-        known = (*self._open.values(), *self.set_aside_since(0), *self.resolved())
+        others = (*self.suppressed(), *self.pending())  # one that returns has the id of the resolved one already
+        known = (*self.firing(), *self.set_aside_since(0), *self.resolved(), *others)
         return next((finding for finding in known if finding.id == id), None)
 
 

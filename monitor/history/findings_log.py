@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ..detectors.findings import Finding, Place, Transition
+from ..detectors.findings import Finding, Interval, Place, Transition
 from ..detectors.judgement import Judgement
 from ..detectors.registry import catalogue
 
@@ -35,11 +35,12 @@ class LoggedTransition(msgspec.Struct, frozen=True):
     fired_ns: int
     resolved_ns: int
     judgement: Judgement
+    earlier: tuple[Interval, ...] = ()
 
     def finding(self) -> Finding:
         """Return the finding as the transition left it."""
         finding = Finding(self.judgement, self.resolved_ns or self.at_ns, self.first_seen_ns)
-        finding.state, finding.fired_ns = self.to, self.fired_ns
+        finding.state, finding.fired_ns, finding.earlier = self.to, self.fired_ns, self.earlier
         if self.to == "resolved":
             finding.resolved_ns = self.resolved_ns or self.at_ns
         return finding
@@ -97,20 +98,20 @@ class FindingsLog:
         return logged
 
     def resolved(self) -> list[Finding]:
-        """Return the findings that are over, as they ended."""
-        return [each.finding() for each in self._last() if each.to == "resolved"]
+        """Return the findings that are over, as they ended. One that is open again is among them, as it was then: what
+        is judged in its place continues it.
+        """
+        ended = {each.id: each for each in self.read() if each.to == "resolved"}
+        return [each.finding() for each in ended.values()]
 
     def open(self) -> dict[Place, int]:
         """Where a finding was still open, and when it was first seen (wall ns)."""
+        last = {each.id: each for each in self.read()}
         return {
             (each.judgement.engine, each.judgement.code, each.judgement.key): each.first_seen_ns
-            for each in self._last()
+            for each in last.values()
             if each.to == "firing"
         }
-
-    def _last(self) -> Iterable[LoggedTransition]:
-        """Return the last transition of each."""
-        return {each.id: each for each in self.read()}.values()
 
 
 def logged_transition(transition: Transition) -> LoggedTransition:
@@ -125,6 +126,7 @@ def logged_transition(transition: Transition) -> LoggedTransition:
         finding.fired_ns,
         finding.resolved_ns,
         finding.judgement,
+        finding.earlier,
     )
 
 

@@ -12,6 +12,7 @@ from ..contract.samples import Record
 from ..contract.wire import Batch, Frame, Keyframe
 from ..ledger import keyframe_codec
 from ..ledger.engine_ledger import EngineLedger
+from ..questions.availability import need_of
 from ..questions.observe import ALWAYS, Span, Window
 from ..sources.recording import record_ns
 from ..sources.source import Source, SourceOptions, read_to_end, until_in_step
@@ -25,8 +26,7 @@ def frames_of(target: str, window: Window, watch_s: float, timeout_s: float) -> 
     nothing is received for `timeout_s`.
     """
     no_events = BadTarget(
-        f"{target} is readable, but does not contain every event: name an engine's event stream"
-        " (tcp://127.0.0.1:5757) or a recording (`monitor record` makes one)"
+        f"{target}: {need_of('trace')} (tcp://127.0.0.1:5757) or a recording of it (`monitor record` makes one)"
     )
     if is_service(target):
         raise no_events

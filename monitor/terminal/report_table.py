@@ -185,7 +185,8 @@ def _headline(balance: BalanceReport) -> str:
     parts = [balance.status]
     if balance.running_requests is not None:
         reasons = ", ".join(f"{reason} {count}" for reason, count in balance.waiting_by_reason.items())
-        waiting = f"{balance.waiting_requests} waiting" + (f" ({reasons})" if reasons else "")
+        number = "an unknown number" if balance.waiting_requests is None else balance.waiting_requests
+        waiting = f"{number} waiting" + (f" ({reasons})" if reasons else "")
         parts.append(f"{balance.running_requests} running, {waiting}")
     if block_size := balance.configuration.get("block_size"):
         parts.append(f"blocks of {block_size} tokens")
@@ -209,6 +210,7 @@ def _report_finding(finding: FindingReport, look: str, runbook: list[str], conso
         ("Engine", [finding.engine]),
         # A state without a start time needs no line about it.
         ("Since", [_since(finding)] if finding.since or finding.severity != "info" else []),
+        ("Before", [f"{clock(one.since)} to {clock(one.resolved_at)} UTC" for one in finding.earlier]),
         ("Culprits", [_culprits(finding)]),
         ("Effects", _effects(finding)),
         ("Evidence", [_evidence(finding.evidence)]),

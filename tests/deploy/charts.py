@@ -63,6 +63,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "podAnnotations": {"team": "a"},
         },
         **OWN_NATS,
+        "publicUrl": "https://ops.example/kvscope",
         "hub": {"enabled": True, "nodeSelector": {"pool": "cpu"}, "config": 'alert = ["https://example.org/hook"]'},
         "monitoring": MONITORING,
         "networkPolicy": {

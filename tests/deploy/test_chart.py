@@ -114,6 +114,7 @@ def test_kvscope_accepts_the_configuration_and_the_commands(
         path.write_text(text.replace("/etc/kvscope", f"{tmp_path}/etc/kvscope"))
         if name == "hub.toml":
             assert hub_config(SettingsLayers(path=path).read()).bus.urls
+            assert str(hub_config(SettingsLayers(path=path).read()).alerts.page or "") == values.get("publicUrl", "")
         else:
             assert cli.main(["config", "check", str(path)]) == 0, capsys.readouterr().err
     reported = capsys.readouterr().out

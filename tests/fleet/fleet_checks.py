@@ -141,17 +141,27 @@ class FleetJudge:
 
 
 def hub_problems(hub: Service, stored: list[FindingMessage]) -> list[str]:
-    """Compare the findings that a hub lists with the last transition of each finding in the stream."""
+    """Compare the findings that a hub lists with the last transition of each finding in the stream. What a hub itself
+    finds out about an agent, such as one whose messages it refuses, is in no stream.
+    """
     last = {each.transition.id: each.transition.to for each in sorted(stored, key=lambda each: each.transition.at_ns)}
     try:
-        listed = [(each["id"], each["state"]) for each in hub.ask("/api/findings")]
+        findings = hub.ask("/api/findings")
+        listed = [(each["id"], each["state"]) for each in findings if not each["engine"].startswith("agent ")]
     except httpx2.HTTPError as error:
         return [f"{hub.name}: {error!r}"]
     twice = [id for id, count in Counter(id for id, _ in listed).items() if count > 1]
     if twice:
         return [f"{hub.name} lists {len(twice)} findings twice: {twice[:3]}"]
     differ = sorted(set(listed) ^ set(last.items()))
-    return [f"{hub.name} lists other findings than the stream holds: {differ[:3]}"] if differ else []
+    if not differ:
+        return []
+    sent = [
+        (each.agent, each.transition.to, each.transition.judgement.code, each.transition.judgement.engine)
+        for each in stored
+        if each.transition.id == differ[0][0]
+    ]
+    return [f"{hub.name} lists other findings than the stream holds: {differ[:3]}; of the first, the stream has {sent}"]
 
 
 def kept_places(lab: FleetLab, engine: str, since_ns: int) -> set[BatchPlace]:

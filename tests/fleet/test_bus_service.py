@@ -52,6 +52,10 @@ def test_a_restarted_service_goes_on_with_its_findings_on_the_bus(tmp_path: Path
         assert stored == ["firing"]
 
 
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
 @pytest.mark.slow
 def test_a_service_without_nats_answers_as_one_with_nats_does(tmp_path: Path) -> None:
     with one_server(tmp_path / "nats") as server, leaking(tmp_path) as engine, ExitStack() as stack:
@@ -70,14 +74,25 @@ def test_a_service_without_nats_answers_as_one_with_nats_does(tmp_path: Path) ->
         assert clients[1].get("/healthz").json()["bus"]["connected"]
         assert "bus" not in clients[0].get("/healthz").json()
         (name,) = [each["engine"] for each in clients[0].get("/api/engines").json()]
-        at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        until(lambda: all(each.get("/api/engines").json()[0]["at"] > at for each in clients), "both are past that time")
+        joined = now()
+
+        def living(at: str) -> list[list[dict[str, Any]]]:
+            """The living requests that arrived since, at a time that both have passed: the one that came later has not
+            seen how long each cause held back those that it found in the queue.
+            """
+            until(lambda: all(each.get("/api/engines").json()[0]["at"] > at for each in clients), "both are past it")
+            answers = [client.get("/api/requests", params={"engine": name, "at": at}).json() for client in clients]
+            return [[each for each in known if not each["ended"] and each["arrived"] > joined] for known in answers]
+
+        def compared() -> tuple[str, list[list[dict[str, Any]]]] | None:
+            known = living(at := now())
+            return (at, known) if any(known) else None
+
+        at, (alone, connected) = until(compared, "requests that arrived since")
+        assert alone == connected
         # The one that came later has seen fewer transfers end, and is as sure as the other a moment later.
         until(lambda: findings(clients[0]) == findings(clients[1]), "both find the same")
         parameters = {"engine": name, "at": at}
-        requests = [client.get("/api/requests", params=parameters).json() for client in clients]
-        alone, connected = ([each for each in known if not each["ended"]] for known in requests)
-        assert alone == connected  # what ended before, the one that came later has not heard of
         alone, connected = (client.get("/api/block_map", params=parameters).json() for client in clients)
         assert alone == connected
         engines = [client.get("/api/engines", params=parameters).json()[0] for client in clients]

@@ -44,8 +44,8 @@ def test_what_comes_again_changes_nothing() -> None:
     reported = (
         received_alerts.fire(1)
         + received_alerts.end(9)
-        + received_alerts.fire(20)
-        + received_alerts.fire(21, "stuck.zero-token")
+        + received_alerts.fire(700)  # too late to be the same
+        + received_alerts.fire(701, "stuck.zero-token")
     )
     messages = [stored(finding_message(each, "a"), number) for number, each in enumerate(reported, 1)]
     messages += [stored(point_of("a", running=number), number) for number in (1, 2)]
@@ -56,6 +56,20 @@ def test_what_comes_again_changes_nothing() -> None:
     assert {each.id for each in fold.open_findings(ENGINE)} == {reported[2].finding.id, reported[3].finding.id}
     assert [each.id for each in fold.resolved_findings()] == [reported[0].finding.id]
     assert fold.engines()[ENGINE].point.engine.running == 2
+
+
+def test_one_that_returns_is_the_finding_before_however_often_the_stream_is_read() -> None:
+    received_alerts = AlertMessages()
+    reported = [received_alerts.fire(1), received_alerts.end(9), received_alerts.fire(20), received_alerts.end(29)]
+    messages = [stored(finding_message(each, "a"), number) for number, (each,) in enumerate(reported, 1)]
+    ((first,), *_) = reported
+    fold = FleetFold()
+    for after in range(1, len(messages) + 1):
+        for message in messages[:after]:
+            fold.take(message)
+        listed = fold.open_findings(ENGINE) if after % 2 else fold.resolved_findings()
+        assert [(each.id, len(each.earlier)) for each in listed] == [(first.finding.id, int(after > 2))]
+        assert len(fold.open_findings(ENGINE)) + len(fold.resolved_findings()) == 1
 
 
 def test_what_cannot_be_read_is_counted_with_its_reason_and_the_rest_is_folded() -> None:
@@ -85,11 +99,11 @@ def test_beyond_the_bound_the_agent_that_sent_the_most_loses_its_oldest() -> Non
     fold.take(stored(other, 1))
     received_alerts = AlertMessages()
     sequence = 2
-    for second in range(0, 400, 10):
+    for second in range(0, 40_000, 1_000):  # each too late to be the one before
         for transition in received_alerts.fire(second) + received_alerts.end(second + 2):
             fold.take(stored(finding_message(transition, "a"), sequence))
             sequence += 1
-    (last,) = received_alerts.fire(1_000)
+    (last,) = received_alerts.fire(41_000)
     fold.take(stored(finding_message(last, "a"), sequence))
     assert len(fold.resolved_findings()) == 8
     assert {each.id for each in fold.open_findings()} == {last.finding.id, other.transition.id}

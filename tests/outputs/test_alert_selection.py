@@ -76,6 +76,16 @@ def test_a_silence_over_likely_findings_ends_when_one_is_confirmed() -> None:
         silence(["certainty=likely"], 60, "", 0.0)
 
 
+def test_a_text_that_changes_is_let_through_every_five_minutes() -> None:
+    findings, selection, let_through = Findings(), AlertSelection(), []
+    for second in range(1, 1_200, 10):
+        found = [Judgement("stuck.grammar", ENGINE, "likely", f"for {second} s")]
+        selected = selection.select(findings.update(ENGINE, second * S, found))
+        let_through += [(second, transition.at_ns) for transition in selected]
+    assert [second for second, _ in let_through] == [1, 301, 601, 901]
+    assert len({at_ns for _, at_ns in let_through}) == 4
+
+
 def test_what_an_earlier_life_held_back_alerts_once_it_is_sure() -> None:
     """The service was killed while it held the finding back, and takes it up again from its history."""
     earlier, findings, selection = AlertSelection(), Findings(), AlertSelection()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from kvscope.monitor.detectors.findings import Transition
 from kvscope.monitor.outputs.alerting.alerting import REPEAT_S
-from kvscope.monitor.outputs.alerting.message import MATCHABLE, MOST_REQUESTS, BadSilence, Message, silence
+from kvscope.monitor.outputs.alerting.message import CHANGED_S, MATCHABLE, MOST_REQUESTS, BadSilence, Message, silence
 from kvscope.monitor.outputs.alerting.outbox import CALM_S, FIRES, Outbox
 from kvscope.monitor.outputs.alerting.receivers import RENEW_S, receiver_of
 from tests.finding_transitions import ENGINE, AlertMessages
@@ -96,6 +98,72 @@ def test_a_receiver_that_is_new_learns_what_is_open(opened: Open) -> None:
         "not a receiver any more"
     ]
     assert outbox.pending() == 0
+
+
+def test_what_changes_is_told_at_most_every_five_minutes_with_what_has_changed(opened: Open) -> None:
+    outbox, received_alerts = opened(), AlertMessages()
+    outbox.put(received_alerts.fire(0, blocks=tuple(range(20)), severity="warning"), 0.0)
+    (first,) = reported(outbox, 0.0)
+
+    def grow(second: int, blocks: int, **fields: object) -> None:
+        received_alerts.fire(second, blocks=tuple(range(blocks)), explanation=f"{blocks} blocks", **fields)
+        (finding,) = received_alerts.findings.firing()
+        outbox.put([Transition(finding, "firing", second * 10**9)], second)
+
+    grow(10, 24, severity="warning")
+    assert reported(outbox, CHANGED_S) == []  # less than a quarter more
+    grow(400, 40, severity="error")
+    (changed,) = reported(outbox, 400.0)
+    assert (changed.kind, changed.finding.id, changed.finding.explanation) == ("changed", first.finding.id, "40 blocks")
+    assert changed.changes == ["severity was warning, is error", "size was 20, is 40"]
+    grow(410, 80)
+    grow(420, 90)
+    assert reported(outbox, 400 + CHANGED_S - 1) == []
+    (last,) = reported(outbox, 400 + CHANGED_S)
+    assert last.changes == ["size was 40, is 90"]
+    grow(1_500, 20)
+    outbox.silence(silence(["code=*"], 600, "", 1_500.0))
+    assert reported(outbox, 1_500.0) == []
+    assert [message.changes for message in reported(outbox, 2_100.0)] == [["size was 90, is 20"]]
+    assert [message.repeat for message in reported(outbox, 2_100 + REPEAT_S)] == [1]
+
+
+def test_an_alertmanager_gets_the_text_of_now_and_the_end_of_the_severity_before(opened: Open) -> None:
+    outbox, received_alerts = opened(0.0, ALERTMANAGER), AlertMessages()
+    outbox.put(received_alerts.fire(0, severity="warning"), 0.0)
+    assert len(reported(outbox, 0.0, ALERTMANAGER.name)) == 1
+    received_alerts.fire(5, severity="error", explanation="it got worse")
+    (finding,) = received_alerts.findings.firing()
+    outbox.put([Transition(finding, "firing", 5 * 10**9)], 5.0)
+    (changed,) = reported(outbox, RENEW_S, ALERTMANAGER.name)
+    now = datetime.fromtimestamp(RENEW_S, UTC)
+    before, after = json.loads(ALERTMANAGER.post(changed, now).body)
+    assert before["labels"] == {**after["labels"], "severity": "warning"}
+    assert (after["labels"]["severity"], after["annotations"]["description"]) == ("error", "it got worse")
+    assert before["endsAt"] == "1970-01-01T00:01:00.000Z" < after["endsAt"]
+    (renewed,) = reported(outbox, 2 * RENEW_S, ALERTMANAGER.name)
+    assert (renewed.kind, len(json.loads(ALERTMANAGER.post(renewed, now).body))) == ("firing", 1)
+
+
+def test_one_that_returns_soon_is_the_same_alert_with_two_intervals(opened: Open) -> None:
+    outbox, received_alerts = opened(), AlertMessages()
+    outbox.put(received_alerts.fire(0, since_ns=10**9), 0.0)
+    outbox.put(received_alerts.end(20), 20.0)
+    first, ended = reported(outbox, 20.0)
+    outbox.put(received_alerts.fire(20 + CALM_S - 1), 20 + CALM_S - 1)
+    (again,) = reported(outbox, 20 + CALM_S - 1)
+    assert (again.kind, again.finding.id) == ("firing", first.finding.id)
+    (interval,) = again.finding.earlier
+    assert (interval.since, interval.resolved_at) == (first.finding.since, ended.finding.resolved_at)
+    (finding,) = received_alerts.findings.firing()
+    assert finding.id != first.finding.id
+    outbox.put(received_alerts.end(1_000), 1_000.0)
+    (over,) = reported(outbox, 1_000.0)
+    assert (over.kind, over.finding.id, over.finding.earlier) == ("resolved", first.finding.id, [interval])
+    assert {one.alert for one in outbox.about(finding.id, 1_000.0).deliveries} == {first.finding.id}
+    outbox.put(received_alerts.fire(1_000 + CALM_S), 1_000 + CALM_S)
+    (another,) = reported(outbox, 1_000 + CALM_S)
+    assert (another.finding.id != first.finding.id, another.finding.earlier) == (True, [])
 
 
 # -------------------------------------------------------------------- silences

@@ -16,6 +16,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from kvscope.monitor.base.http_url import http_url
+from kvscope.monitor.detectors.judgement import FindingHarm
 from kvscope.monitor.outputs.alerting.alerting import Alerts, AlertsConfig
 from tests.dashboards.programs import free_port
 from tests.finding_transitions import ENGINE, AlertMessages
@@ -145,6 +146,28 @@ def test_messages_link_to_the_page_that_people_open(kind: str) -> None:
     if kind != "pagerduty":  # which opens an incident with links, and resolves it without
         assert "&to=" not in firing.replace("&amp;", "&").replace(engine, "")
         assert f"{engine}&to=2023-11-14T22%3A1" in resolved.replace("&amp;", "&")
+
+
+@pytest.mark.parametrize("kind", ["slack", "pagerduty", "alertmanager"])
+def test_a_message_says_first_what_clients_suffer(kind: str) -> None:
+    harm = FindingHarm(0.5, 14, 0.35, 192.0)
+    with serving() as server:
+        address = f"{KEY}@{server.address}" if kind == "pagerduty" else server.address
+        with sending(f"{kind}+http://{address}") as alerts:
+            alerts.put(AlertMessages().fire(1, harm=harm))
+            assert states(alerts) == {"delivered"}
+        (body,) = (json.loads(got.body) for got in server.got)
+    headline = "14 requests wait: Finished requests keep their blocks on"
+    if kind == "pagerduty":
+        assert body["payload"]["summary"].startswith(headline)
+        return
+    header, text = (
+        (body["blocks"][0]["text"]["text"], body["blocks"][1]["text"]["text"])
+        if kind == "slack"
+        else (body[0]["annotations"]["summary"], body[0]["annotations"]["description"])
+    )
+    assert headline in header
+    assert text == ("Requests that wait because of this: 14, 35.0 % of the engine's; together 3 min so far. because")
 
 
 LINK = re.compile(r"(https?|ftp)://|www\.|mailto:", re.IGNORECASE)

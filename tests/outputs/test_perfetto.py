@@ -226,8 +226,8 @@ def test_trace_processor_answers_sql(file: Path, watch: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("http://127.0.0.1:9", "does not contain every event"),
-        ("tests/data/seed-000.log", "does not contain every event"),
+        ("http://127.0.0.1:9", "a file of every event needs the event stream"),
+        ("tests/data/seed-000.log", "a file of every event needs the event stream"),
         ("no/such/thing", "there is no such file"),
     ],
 )

@@ -218,6 +218,7 @@ def test_two_recordings_of_one_engine(page: Page, tmp_path: Path, capsys: pytest
         )
 
 
+@pytest.mark.slow
 def test_who_has_no_token_compares_nothing(kept: Path, incident: Incident) -> None:
     assert incident.ask("compare", engine=ENGINE)["after"]["engine"] == ENGINE
     with service("--recording", str(kept / "recording"), "--token", TOKEN) as url:

@@ -248,9 +248,11 @@ def test_an_engine_that_computes_nothing_is_not_better_for_preempting_less() -> 
 
 def test_the_overview_leads_with_the_engine_that_serves_no_client() -> None:
     watch = Pipeline()
-    stands = {"restarted": False, "running": 3, "waiting": 9, "steps": 7, "generation_tokens": 50}
     watch.feed([sample(number, restarted=False) for number in range(20)])
-    watch.feed([sample(number, **stands) for number in range(20, 26)])
+    stands = {name: getattr(sample(19), name) for name in ("steps", "generation_tokens", "preemptions", "usage")}
+    stands |= {"restarted": False, "running": 3, "waiting": 9}
+    stands |= {"generation_tokens_per_s": 0.0, "prompt_tokens_per_s": 0.0}
+    watch.feed([sample(number, **stands) for number in range(20, 30)])
     text = shown(watch, "/")
     assert "has computed no token since" in text
     assert "with 12 unfinished requests" in text

@@ -193,7 +193,7 @@ def test_a_bill_that_was_never_said_is_not_made_up() -> None:
     lab.arrive(20)
     lab.run_until_idle()
     watch = looked_at(lab)
-    assert "did not report the memory" in text(memory_view.view(watch, at(watch, "/memory")), "breakdown")
+    assert "the memory of the device needs" in text(memory_view.view(watch, at(watch, "/memory")), "breakdown")
 
 
 def test_the_parts_of_the_bill_are_a_waterfall_to_the_total() -> None:

@@ -104,14 +104,14 @@ def _timeline(here: Here, findings: Sequence[FindingReport]) -> list[Any]:
         cells: list[Any] = [ui.row_head(dotted_link(here.place, finding))]
         if several:
             cells.append(html.Td(html.A(finding.engine, href=here.place.to("engine", engine=finding.engine))))
-        spans = [_lasted(one, here.window) for one in alike]
+        spans = [span for one in alike for span in _spans(one, here.window)]
         lasted = duration(sum(ended_ns - began_ns for began_ns, ended_ns in spans) / 1e9)
         lasted = lasted if all(one.since for one in alike) else "always"
-        words = [lasted, *([counted(len(alike), "time")] if len(alike) > 1 else [])]
-        began = alike[-1].since
+        words = [lasted, *([counted(len(spans), "time")] if len(spans) > 1 else [])]
+        began = alike[-1].earlier[0].since if alike[-1].earlier else alike[-1].since
         cells.append(html.Td(clock_text(began) if began else "the start"))
         cells.append(html.Td(", ".join(words if finding.resolved_at else [*words, "open"])))
-        bars = [_bar(one, here.window) for one in alike]
+        bars = [bar for one in alike for bar in _bars(one, here.window)]
         cells.append(html.Td(html.Span(bars, className="bars"), className="track"))
         rows.append(html.Tr(cells, key=finding.id))
     return [html.Div(html.Table([head, html.Tbody(rows)], className="finding-timeline"), className="wide")]
@@ -131,16 +131,27 @@ def _axis(window: PageWindow) -> html.Span:
     return html.Span([html.Span(clock_text(window.since)), html.Span(clock_text(window.until))], className="axis")
 
 
-def _lasted(finding: FindingReport, window: PageWindow) -> tuple[int, int]:
-    """Return from when until when (wall ns), as far as the window goes where that is not known, or not over."""
-    began_ns = wall_ns(finding.since, 0) if finding.since else window.since_ns
-    ended_ns = wall_ns(finding.resolved_at, 0) if finding.resolved_at else window.until_ns
-    return began_ns, max(began_ns, ended_ns)
+def _spans(finding: FindingReport, window: PageWindow) -> list[tuple[int, int]]:
+    """Return from when until when it was there, each time (wall ns), as far as the window goes where that is not known,
+    or not over.
+    """
+    spans = []
+    for since, resolved_at in (
+        *((one.since, one.resolved_at) for one in finding.earlier),
+        (finding.since, finding.resolved_at),
+    ):
+        began_ns = wall_ns(since, 0) if since else window.since_ns
+        spans.append((began_ns, max(began_ns, wall_ns(resolved_at, 0) if resolved_at else window.until_ns)))
+    return spans
 
 
-def _bar(finding: FindingReport, window: PageWindow) -> html.Span:
+def _bars(finding: FindingReport, window: PageWindow) -> list[html.Span]:
     whole = window.until_ns - window.since_ns
-    first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in _lasted(finding, window))
-    place = {"left": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
-    state = "open" if _is_open(finding, window) else "over"
-    return html.Span(className=f"life {finding.severity} {state}", style=place)
+    spans = _spans(finding, window)
+    bars = []
+    for number, span in enumerate(spans, 1):
+        first, last = (min(max((ns - window.since_ns) / whole, 0), 1) for ns in span)
+        place = {"left": f"{100 * first:.2f}%", "width": f"{100 * (last - first):.2f}%"}
+        state = "open" if number == len(spans) and _is_open(finding, window) else "over"
+        bars.append(html.Span(className=f"life {finding.severity} {state}", style=place))
+    return bars

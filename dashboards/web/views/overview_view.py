@@ -259,7 +259,7 @@ def _headline(engines: Sequence[EngineView], found: Sequence[FindingReport]) -> 
         return f"{worst.engine}{state or ': '}{': ' if state and gravest else ''}{_in_line(gravest)}{full}{more}"
     known = f"No known fault on {counted(there, 'engine')}"
     if worst.slow is not None:
-        return f"{worst.engine} is slow since {clock_text(worst.slow.since)} UTC: {slow_text(worst.slow)}. {known}"
+        return f"{worst.engine}, since {clock_text(worst.slow.since)} UTC: {slow_text(worst.slow)}. {known}"
     slowest = max(engines, key=_queue_p95_s)
     if _queue_p95_s(slowest) >= SLOW_QUEUE_S:
         waiting = f", {counted(slowest.waiting, 'request')} waiting" if slowest.waiting else ""

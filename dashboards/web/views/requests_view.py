@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from dash import html
 
-from kvscope.monitor.base.errors import NotKnown
 from kvscope.monitor.base.text import counted, duration, in_words
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import RequestView
@@ -63,8 +62,6 @@ REQUEST_FILTERS: Final = ("q", "state", "reason", "holding", "sort")
 def view(query: Query, here: Here) -> PageView:
     """Return the table, with its filters."""
     place = here.place
-    if here.engine.signal == "metrics":
-        raise NotKnown("requests are in the event stream, one by one: this engine is seen through /metrics only")
     every = query.requests(here.name, here.moment)
     found = query.findings("firing", here.name)
     culprits = {request for finding in found for request in finding.culprits.requests}

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dash import html
 
 from kvscope.monitor.base.text import counted, in_words
+from kvscope.monitor.questions.availability import need_of
 from kvscope.monitor.questions.query import Query
 from kvscope.monitor.questions.schema import FoundRequest, RequestSearch
 
@@ -57,7 +58,7 @@ def _found(here: Here, part: str, found: RequestSearch) -> list[Any]:
         reached = day_and_clock(found.searched_since) if found.searched_since else "the beginning"
         parts.append(ui.note(f"The search reached back to {reached}. Narrow it by engine or time."))
     if any(engine.signal != "stream" for engine in here.engines):
-        parts.append(ui.note("Engines seen through /metrics only name no request."))
+        parts.append(ui.note(f"Engines without one are left out: {need_of('find_request')}."))
     if found.requests:
         rows = [_found_row(here, one) for one in found.requests]
         table = ui.table(rows, "Request", "Engine", "First seen", "State")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...base.text import counted, duration, percent
 from ...ledger.engine_ledger import EngineLedger
 from ..detector import Settings, StreamDetector, Threshold
+from ..engine_pace import without_token_s
 from ..judgement import Judgement, seen
 
 
@@ -35,9 +36,8 @@ class LongRequest(StreamDetector[Judgement]):
         large = [record for record in ledger.living().running if len(record.blocks) >= least]
         for record in large:
             share = len(record.blocks) / usable
-            if ledger.age_s(record.admitted_ns) < settings(self.min_age_s) or ledger.age_s(
-                record.progressed_ns
-            ) > settings(self.min_age_s):
+            is_new = ledger.age_s(record.admitted_ns) < settings(self.min_age_s)
+            if is_new or ledger.age_s(record.progressed_ns) > without_token_s(ledger, settings):
                 continue
             yield self.finding(
                 ledger,

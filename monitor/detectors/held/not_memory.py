@@ -29,6 +29,9 @@ class NotMemory(TextDetector):
 
     def read(self, view: WrittenView) -> Iterator[TextJudgement]:
         """Yield a complaint about a slow or stuck engine while nine tenths of the pool are free."""
+        phrases = view.phrases("slow", "stuck", "usage_low")
+        if not phrases:
+            return
         samples = [
             sample
             for sample in view.samples
@@ -40,8 +43,7 @@ class NotMemory(TextDetector):
                 or sample.usage < view.settings(self.max_standing_usage)
             )
         ]
-        phrases = view.phrases("slow", "stuck", "usage_low")
-        if not samples or not phrases or len(samples) < len(view.samples):
+        if not samples or len(samples) < len(view.samples):
             return
         highest = max(sample.usage or 0 for sample in samples)
         if highest >= view.settings(self.max_usage) or any(sample.waiting for sample in samples):

@@ -10,15 +10,15 @@ import hashlib
 import re
 from collections.abc import Container, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from ...base.errors import KvscopeError
 from ...base.http_url import HttpUrl
-from ...base.text import cut, moment, timestamp
-from ...detectors.findings import FindingReport, FindingState, Place, Transition
-from ...detectors.judgement import VERDICTS, Severity, Verdict
+from ...base.text import counted, cut, duration, moment, percent, timestamp
+from ...detectors.findings import Finding, FindingInterval, FindingReport, FindingState, Place, Transition
+from ...detectors.judgement import VERDICTS, FindingHarm, Severity, Verdict
 from ...questions.schema import AlertView, DeliveryState, DeliveryView, ReceiverView, SilenceView
 
 ENDS: Final[tuple[DeliveryState, ...]] = ("delivered", "given-up", "damped", "disabled")
@@ -63,7 +63,7 @@ class TriedView(msgspec.Struct, frozen=True):
     answer: str
 
 
-MessageKind = Literal["firing", "resolved", "test"]
+MessageKind = Literal["firing", "changed", "resolved", "test"]
 
 MOST_REQUESTS: Final = 20
 MAX_MESSAGE_LINES: Final = 5
@@ -91,6 +91,32 @@ class AlertLinks(msgspec.Struct, frozen=True):
     runbook: str
 
 
+CHANGED_S: Final = 300.0
+"""The text of an alert is at most this old, and one that changes is sent again at most this often. A responder needs
+about as long to read a message and look around: more of them would interrupt that.
+"""
+GROWN: Final = 1.25
+"""A size that differs by a quarter is another one. Less, and the decision of whoever reads the alert stays the same."""
+
+
+class Gist(NamedTuple):
+    """What a responder decides by. `size` are the blocks, or else the requests, that the finding names (0: neither)."""
+
+    verdict: Verdict
+    severity: Severity
+    size: int
+
+    def differences(self, before: Gist) -> list[str]:
+        """Say what differs from `before`, as a responder reads it."""
+        low, high = sorted((self.size, before.size))
+        texts = [
+            f"{name} was {old}, is {new}"
+            for name, old, new in zip(("verdict", "severity"), before[:2], self[:2], strict=True)
+            if old != new
+        ]
+        return texts + [f"size was {before.size:,}, is {self.size:,}"] * (high >= GROWN * low and high > low)
+
+
 class AlertedFinding(msgspec.Struct, frozen=True):
     """A finding in a notification. `id` is the alert's: the same from its first message to its last."""
 
@@ -112,13 +138,44 @@ class AlertedFinding(msgspec.Struct, frozen=True):
     runbook: str
     links: AlertLinks | None = None
     """None where --public-url names no page."""
+    harm: FindingHarm | None = None
+    """None where it is not measured."""
+    earlier: list[FindingInterval] = []
+    """When it fired before: a finding that returns within RETURNS_S is the same alert."""
+
+    @property
+    def gist(self) -> Gist:
+        """What another message would have to differ in."""
+        return Gist(self.verdict, self.severity, self.culprits.blocks_in_all or self.culprits.requests_in_all)
+
+    @property
+    def headline(self) -> str:
+        """Say what clients suffer, then what it is and where."""
+        waiting = self.harm.requests_waiting if self.harm is not None and self.state == "firing" else None
+        suffer = f"{counted(waiting, 'request')} {'waits' if waiting == 1 else 'wait'}: " if waiting else ""
+        return f"{suffer}{self.title} on {without_links(self.engine)}"
+
+    @property
+    def text(self) -> str:
+        """Say what clients suffer, then the explanation, then when it fired before."""
+        harm, parts = self.harm, [self.explanation]
+        if harm is not None and harm.requests_waiting is not None and self.state == "firing":
+            of_all = harm.share_of_requests
+            share = "" if of_all is None else f", {percent(of_all)} of the engine's"
+            waited = f"; together {duration(harm.lost_s)} so far" if harm.lost_s else ""
+            parts.insert(0, f"Requests that wait because of this: {harm.requests_waiting:,}{share}{waited}.")
+        if self.earlier:
+            last = self.earlier[-1]
+            parts.append(f"It fired before, from {last.since} to {last.resolved_at}, and returned.")
+        return " ".join(parts)
 
 
 class Message(msgspec.Struct, frozen=True):
     """One message. `at` is RFC 3339. `firing` are all codes that fire on the engine, including this one.
 
     `repeat` counts the earlier reminders that this still fires. `flapping`: it fired and resolved so often that
-    notifications pause until it has been quiet for a while.
+    notifications pause until it has been quiet for a while. `changes` is what differs from the message before, whose
+    severity was `severity_before`.
     """
 
     id: str
@@ -128,6 +185,8 @@ class Message(msgspec.Struct, frozen=True):
     firing: list[str] = []
     repeat: int = 0
     flapping: bool = False
+    changes: list[str] = []
+    severity_before: Severity | None = None
 
 
 def alerted_finding(
@@ -154,6 +213,7 @@ def alerted_finding(
         do_now=[cut(without_links(line), LONGEST_LINE) for line in report.do_now[:MAX_MESSAGE_LINES]],
         runbook=report.runbook,
         links=_links(report, page) if page is not None else None,
+        harm=report.harm,
     )
 
 
@@ -194,14 +254,14 @@ LEAST_VERDICT: Final[Verdict] = "likely"
 class AlertSelection:
     """Holds back what fires with a verdict below `least` until it reaches that, and findings about kvscope itself if
     there are to be alerts of engines only. Findings that were let through come again when their verdict or severity
-    changes, so that receivers and silences go by what holds now.
+    changes, so that receivers and silences go by what holds now, and every CHANGED_S while their text does.
     """
 
     def __init__(self, least: Verdict = LEAST_VERDICT, *, engines_only: bool = False) -> None:
         self._least = VERDICTS.index(least)
         self._engines_only = engines_only
-        self._open: dict[str, tuple[Transition, tuple[Verdict, Severity] | None]] = {}
-        """By finding id: the transition to firing, and the verdict and severity that were let through (None: held)."""
+        self._open: dict[str, tuple[Transition, tuple[Verdict, Severity, str] | None]] = {}
+        """By finding id: the transition let through last, and its verdict, severity and text (None: held)."""
 
     def resume(self, transitions: Iterable[Transition], told: Container[Place]) -> None:
         """Take what fired again as a service took up where an earlier life of it ended. That life let through what is
@@ -211,8 +271,7 @@ class AlertSelection:
             finding = transition.finding
             self._open.pop(finding.id, None)
             if transition.to == "firing" and self._is_chosen(transition):
-                now = finding.judgement.verdict, finding.severity
-                self._open[finding.id] = (transition, now if finding.place in told else None)
+                self._open[finding.id] = (transition, _state_of(finding) if finding.place in told else None)
 
     def _is_chosen(self, transition: Transition) -> bool:
         return not (self._engines_only and transition.finding.outlasts_epoch)
@@ -227,17 +286,26 @@ class AlertSelection:
             if transition.to == "firing":
                 self._open[id] = (transition, None)
                 continue
-            _, let_through = self._open.pop(id, (transition, ("confirmed", "info")))
+            _, let_through = self._open.pop(id, (transition, ("confirmed", "info", "")))
             if let_through is not None:
                 selected.append(transition)
         for id, (transition, let_through) in self._open.items():
-            now = transition.finding.judgement.verdict, transition.finding.severity
-            if now != let_through and (let_through or VERDICTS.index(now[0]) >= self._least):
-                if let_through is not None:  # a message of its own, where a hub reads it
-                    transition = transition._replace(at_ns=max(transition.finding.last_seen_ns, transition.at_ns))
+            finding = transition.finding
+            now, at_ns = _state_of(finding), max(finding.last_seen_ns, transition.at_ns)
+            if let_through is None:
+                chosen = VERDICTS.index(now[0]) >= self._least
+            else:
+                is_late = at_ns - transition.at_ns >= CHANGED_S * 1e9
+                chosen = now[:2] != let_through[:2] or (is_late and now != let_through)
+                transition = transition._replace(at_ns=at_ns)  # a message of its own, where a hub reads it
+            if chosen:
                 self._open[id] = (transition, now)
                 selected.append(transition)
         return selected
+
+
+def _state_of(finding: Finding) -> tuple[Verdict, Severity, str]:
+    return finding.judgement.verdict, finding.severity, finding.judgement.explanation
 
 
 MATCHABLE: Final = ("code", "engine", "severity", "verdict", "key")

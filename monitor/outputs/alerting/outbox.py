@@ -5,6 +5,7 @@ moment has sent, or will send, each transition at least once, with one id. All `
 
 An alert flaps once it has begun to fire more than FIRES times within WINDOW_S. Its ends are then held back: it counts
 as firing until it has been gone for CALM_S. The delivery log keeps the transitions in between, without notifications.
+A finding that returns within RETURNS_S of its end is the same alert, which has been open twice.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import msgspec
 
 from ...base.http_url import HttpUrl
 from ...base.text import timestamp
-from ...detectors.findings import Transition, severity_at_least
+from ...detectors.findings import MAX_INTERVALS, RETURNS_S, FindingInterval, Transition, severity_at_least
 from ...questions.schema import AlertView, DeliveryState, DeliveryView, NotificationsView, ReceiverView
 from .alert_store import AlertStore
 from .message import (
+    CHANGED_S,
     ENDS,
     AlertedFinding,
     AlertFigures,
@@ -92,6 +94,8 @@ class Outbox(AlertStore):
         fires = _recent_fires(row, now) if row is not None else []
         if row is not None and row["alert"]:
             alerted = alerted_finding(finding.report(), row["alert"], row["key"], "firing", self._page)
+            earlier = msgspec.json.decode(row["trouble"], type=AlertedFinding).earlier
+            alerted = msgspec.structs.replace(alerted, earlier=earlier)
             if row["finding"] != finding.id:
                 self._log_damped(identity, "firing", transition.at_ns, alerted, now)
                 fires.append(now)
@@ -110,13 +114,15 @@ class Outbox(AlertStore):
         if self.database.execute("SELECT 1 FROM deliveries WHERE id = ?", (identity,)).fetchone():
             return  # sent before, and over
         fires.append(now)
-        alerted = alerted_finding(finding.report(), finding.id, finding.judgement.key, "firing", self._page)
+        alert, earlier = self._continued(row, now) or (finding.id, [])
+        alerted = alerted_finding(finding.report(), alert, finding.judgement.key, "firing", self._page)
+        alerted = msgspec.structs.replace(alerted, earlier=earlier)
         self.database.execute(
             "INSERT OR REPLACE INTO alerts (engine, code, key, alert, finding, first_seen_ns, trouble, fires)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *finding.place,
-                finding.id,
+                alert,
                 finding.id,
                 finding.first_seen_ns,
                 msgspec.json.encode(alerted),
@@ -128,8 +134,22 @@ class Outbox(AlertStore):
         for name in self.receivers:
             self._enqueue(message, name, now)
 
+    def _continued(self, row: sqlite3.Row | None, now: float) -> tuple[str, list[FindingInterval]] | None:
+        """Return the id of the alert in this place that ended less than RETURNS_S ago, and when it fired."""
+        if row is None:
+            return None
+        ended = msgspec.json.decode(row["trouble"], type=AlertedFinding)
+        (last,) = self.database.execute(
+            "SELECT max(created) AS at FROM deliveries WHERE alert = ? AND kind = 'resolved'", (ended.id,)
+        ).fetchall()
+        if last["at"] is None or now - last["at"] >= RETURNS_S:
+            return None
+        return ended.id, [*ended.earlier, FindingInterval(ended.since, ended.resolved_at)][-MAX_INTERVALS:]
+
     def _ends(self, transition: Transition, row: sqlite3.Row, now: float) -> None:
         alerted = alerted_finding(transition.finding.report(), row["alert"], row["key"], "resolved", self._page)
+        earlier = msgspec.json.decode(row["trouble"], type=AlertedFinding).earlier
+        alerted = msgspec.structs.replace(alerted, earlier=earlier)
         identity = message_id(row["finding"], "resolved", transition.at_ns)
         if len(_recent_fires(row, now)) > FIRES:
             self._log_damped(identity, "resolved", transition.at_ns, alerted, now)
@@ -142,9 +162,9 @@ class Outbox(AlertStore):
 
     def _close_alert(self, row: sqlite3.Row, alerted: AlertedFinding, identity: str, at_ns: int, now: float) -> None:
         self.database.execute(
-            "UPDATE alerts SET alert = '', held_until = NULL, unseen_since = NULL"
+            "UPDATE alerts SET alert = '', trouble = ?, held_until = NULL, unseen_since = NULL"
             " WHERE engine = ? AND code = ? AND key = ?",
-            (row["engine"], row["code"], row["key"]),
+            (msgspec.json.encode(alerted), row["engine"], row["code"], row["key"]),
         )
         message = self._message(identity, "resolved", at_ns, alerted)
         for name in self.receivers:
@@ -170,16 +190,19 @@ class Outbox(AlertStore):
         alerted: AlertedFinding,
         repeat: int = 0,
         flapping: bool = False,
+        before: AlertedFinding | None = None,
     ) -> Message:
         firing = self.database.execute(
             "SELECT DISTINCT code FROM alerts WHERE engine = ? AND alert != '' ORDER BY code", (alerted.engine,)
         ).fetchall()
         codes = [row["code"] for row in firing]
-        return Message(identity, kind, timestamp(at_ns) or "", alerted, codes, repeat, flapping)
+        changes = alerted.gist.differences(before.gist) if before is not None else []
+        was = before.severity if before is not None and changes else None
+        return Message(identity, kind, timestamp(at_ns) or "", alerted, codes, repeat, flapping, changes, was)
 
     def _enqueue(self, message: Message, receiver: str, now: float, silenced: bool | None = None) -> None:
         if silenced is None:
-            silenced = message.kind == "firing" and self.is_silenced(message.finding, now)
+            silenced = message.kind != "resolved" and self.is_silenced(message.finding, now)
         state: DeliveryState = "silenced" if silenced else "disabled" if self.is_disabled(receiver) else "pending"
         self.insert(message, receiver, state, now)
 
@@ -202,7 +225,7 @@ class Outbox(AlertStore):
 
     def tick(self, now: float) -> None:
         """Send the notifications that are due by the clock alone: ends that were held back, alerts not seen again, the
-        ends of silences, and reminders. At most once a second, however often it is called.
+        ends of silences, changes, and reminders. At most once a second, however often it is called.
         """
         with self.lock:
             if abs(now - self._ticked) < 1.0:
@@ -215,7 +238,7 @@ class Outbox(AlertStore):
                 alerted = msgspec.json.decode(row["trouble"], type=AlertedFinding)
                 if not self.is_silenced(alerted, now):
                     database.execute(
-                        "UPDATE deliveries SET state = 'pending', due = ? WHERE alert = ? AND kind = 'firing'"
+                        "UPDATE deliveries SET state = 'pending', due = ? WHERE alert = ? AND kind != 'resolved'"
                         " AND state = 'silenced'",
                         (now, row["alert"]),
                     )
@@ -243,27 +266,34 @@ class Outbox(AlertStore):
             self._close_alert(row, alerted, message_id(row["alert"], "over", at_ns), at_ns, now)
 
     def _remind(self, receiver: Receiver, alert: str, alerted: AlertedFinding, now: float) -> None:
+        """Send it again if it differs from what was sent last, or if that was long ago."""
         every_s = receiver.renew_s or self._repeat_s
         if self.is_disabled(receiver.name):
             return
         sent = self.database.execute(
-            "SELECT state, created, repeat FROM deliveries WHERE alert = ? AND receiver = ? AND kind = 'firing'"
-            " AND state != 'damped' ORDER BY sequence DESC LIMIT 1",
+            "SELECT state, created, repeat, message FROM deliveries WHERE alert = ? AND receiver = ?"
+            " AND kind IN ('firing', 'changed') AND state != 'damped' ORDER BY sequence DESC LIMIT 1",
             (alert, receiver.name),
         ).fetchone()
-        repeat = 0
+        repeat, before, changed = 0, None, False
         if sent is not None and sent["state"] != "disabled":  # else it is new or back, and was not sent
-            if not every_s or sent["state"] in ("pending", "silenced") or now < sent["created"] + every_s:
+            if sent["state"] in ("pending", "silenced") or now < sent["created"] + min(every_s or CHANGED_S, CHANGED_S):
                 return
-            repeat = sent["repeat"] + 1
+            before = msgspec.json.decode(sent["message"], type=Message).finding
+            changed = bool(alerted.gist.differences(before.gist))
+            if not changed and (not every_s or now < sent["created"] + every_s):
+                return
+            repeat = sent["repeat"] + (not changed)
         if receiver.renew_s:
             self.database.execute(
                 "DELETE FROM deliveries WHERE alert = ? AND receiver = ? AND repeat > 0 AND state = 'delivered'",
                 (alert, receiver.name),
             )
         at_ns = round(now * 1e9)
-        identity = message_id(alert, f"firing again {repeat} {receiver.name}", at_ns)
-        self._enqueue(self._message(identity, "firing", at_ns, alerted, repeat), receiver.name, now)
+        kind: MessageKind = "changed" if changed else "firing"
+        identity = message_id(alert, f"{kind} again {repeat} {receiver.name}", at_ns)
+        message = self._message(identity, kind, at_ns, alerted, repeat, before=before)
+        self._enqueue(message, receiver.name, now)
 
     # ---------------------------------------------------------------- what is shown of it
 
@@ -288,11 +318,11 @@ class Outbox(AlertStore):
         """
         with self.lock:
             rows = self.read("SELECT * FROM alerts WHERE finding = ?", finding)
-            alert = rows[0]["alert"] or finding if rows else finding
+            alerted = msgspec.json.decode(rows[0]["trouble"], type=AlertedFinding) if rows else None
+            alert = alerted.id if alerted is not None else finding
             deliveries = self.read(
                 "SELECT * FROM deliveries WHERE alert = ? ORDER BY sequence DESC LIMIT ?", alert, MAX_SHOWN_DELIVERIES
             )
-            alerted = msgspec.json.decode(rows[0]["trouble"], type=AlertedFinding) if rows else None
             return NotificationsView(
                 receivers=list(self.receivers),
                 deliveries=[_delivery_view(row) for row in deliveries],

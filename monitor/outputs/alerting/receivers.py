@@ -149,6 +149,7 @@ class Webhook(Receiver):
         kind = "kvscope.test" if message.kind == "test" else f"kvscope.finding.{message.kind}"
         data: dict[str, Any] = msgspec.to_builtins(message.finding)
         data |= {"firing_on_engine": message.firing, "repeat": message.repeat, "flapping": message.flapping}
+        data["changes"] = message.changes
         post = json_post({"type": kind, "timestamp": message.at, "data": data})
         post.headers["webhook-id"] = message.id
         post.headers["webhook-timestamp"] = str(int(now.timestamp()))
@@ -182,7 +183,9 @@ class Alertmanager(Receiver):
     renew_s: ClassVar[float] = RENEW_S
 
     def post(self, message: Message, now: datetime) -> Post:
-        """One alert. `key`, which separates problems of the same code, is a label where there is one."""
+        """One alert, and the end of the one before it if its severity, which is a label, has changed. `key`, which
+        separates problems of the same code, is a label where there is one.
+        """
         alerted = message.finding
         labels = {
             "alertname": "KvscopeTest" if message.kind == "test" else "KvscopeFinding",
@@ -198,8 +201,8 @@ class Alertmanager(Receiver):
         alert: dict[str, Any] = {
             "labels": {name: value for name, value in labels.items() if value},
             "annotations": {
-                "summary": f"{alerted.title} on {without_links(alerted.engine)}",
-                "description": alerted.explanation,
+                "summary": alerted.headline,
+                "description": alerted.text,
                 "do_now": "\n".join(alerted.do_now),
                 "verdict": alerted.verdict,
                 "finding": alerted.id,
@@ -210,7 +213,10 @@ class Alertmanager(Receiver):
         if alerted.links is not None:
             alert["generatorURL"] = alerted.links.finding
             alert["annotations"] |= {"engine_url": alerted.links.engine, "runbook_url": alerted.links.runbook}
-        return json_post([alert])
+        if message.severity_before in (None, alerted.severity):
+            return json_post([alert])
+        before = {**alert, "labels": {**alert["labels"], "severity": message.severity_before}, "endsAt": _rfc3339(now)}
+        return json_post([before, alert])
 
 
 def _rfc3339(at: datetime) -> str:
@@ -233,10 +239,10 @@ class Slack(Receiver):
     def post(self, message: Message, now: datetime) -> Post:
         """Return a header, the finding, its remedy, and the number of other findings on the engine."""
         alerted = message.finding
-        header = f"{_slack_mark(message)} {alerted.title} on {without_links(alerted.engine)}"
+        header = f"{_slack_mark(message)} {alerted.headline}"
         blocks: list[dict[str, Any]] = [
             {"type": "header", "text": {"type": "plain_text", "text": cut(header, LONGEST_HEADER)}},
-            _slack_section(_slack_escaped(alerted.explanation)),
+            _slack_section(_slack_escaped(alerted.text)),
         ]
         if message.kind != "resolved" and alerted.do_now:
             blocks.append(
@@ -253,11 +259,13 @@ class Slack(Receiver):
 def _slack_mark(message: Message) -> str:
     if message.kind == "resolved":
         return "✅ Resolved:"
-    return f"{MARKS[message.finding.severity]} {'Still: ' if message.repeat else ''}".strip()
+    word = "Changed:" if message.kind == "changed" else "Still:" if message.repeat else ""
+    return f"{MARKS[message.finding.severity]} {word}".strip()
 
 
 def _slack_context(message: Message, alerted: AlertedFinding) -> str:
     parts = [alerted.code, alerted.severity, alerted.verdict, alerted.since and f"since {alerted.since}"]
+    parts += message.changes
     parts.append(f"causes: {listed(alerted.effects)}" if alerted.effects else "")
     others = [code for code in message.firing if code != alerted.code]
     parts.append(f"also firing there: {listed(others)}" if others else "")
@@ -312,8 +320,7 @@ class PagerDuty(Receiver):
             "dedup_key": alerted.id,
         }
         if message.kind != "resolved":
-            summary = f"{alerted.title} on {without_links(alerted.engine)}"
-            details = msgspec.to_builtins(alerted) | {"firing_on_engine": message.firing}
+            details = msgspec.to_builtins(alerted) | {"firing_on_engine": message.firing, "changes": message.changes}
             details["culprits"]["requests"] = list(map(without_links, alerted.culprits.requests))
             event["client"] = "kvscope"
             if alerted.links is not None:
@@ -323,7 +330,7 @@ class PagerDuty(Receiver):
                     {"href": alerted.links.runbook, "text": "Runbook"},
                 ]
             event["payload"] = {
-                "summary": cut(summary, LONGEST_SUMMARY),
+                "summary": cut(alerted.headline, LONGEST_SUMMARY),
                 "source": alerted.engine,
                 "severity": alerted.severity,
                 "timestamp": message.at,

@@ -21,10 +21,9 @@ from ...ledger.engine_ledger import EngineLedger
 from ...ledger.pool_forecast import PoolForecast
 from ...ledger.records import RequestState
 from ...ledger.tally import LATENCY_BOUNDS_S, SERVED, TOKEN_BOUNDS_S, times_of
-from ...questions.engines import engine_view
 from ...questions.fleet_schema import BusFigures
 from ...questions.pipeline import Pipeline
-from ...questions.schema import DiscoveryView, SourceView
+from ...questions.schema import DiscoveryView, EngineView, SourceView
 from ..alerting.message import AlertFigures
 from ..gpu import Process, gpu_families, here
 from .ledger_metrics import PoolFamilies, RequestFamilies, WorkFamilies, counter, gauge
@@ -74,15 +73,26 @@ class FindingFamilies:
             self.findings.add_metric(labels, count)
 
 
-class StreamFamilies:
-    """Whether an engine is there and serves, and the losses of its stream, being filled."""
+class StatusFamilies:
+    """What each engine's clients get, being filled."""
 
     def __init__(self) -> None:
         self.status = gauge(
             "engine_status",
-            "1, with the status as in the web app: serving, slow, stuck, idle, paused, silent, stopped or unknown.",
+            "1, with the status as in the web app: serving, degraded, slow, stuck, idle, paused, silent, stopped or"
+            " unknown.",
             "status",
         )
+
+    def add(self, view: EngineView) -> None:
+        """One engine's."""
+        self.status.add_metric((view.engine, view.status), 1)
+
+
+class StreamFamilies:
+    """When an engine was last heard, and the losses of its stream, being filled."""
+
+    def __init__(self) -> None:
         self.lost = counter("stream_batches_lost", "Event batches lost for good, by the stage that lost them.", "stage")
         self.dropped = counter("stream_events_dropped", "Events dropped by the engine's own buffer.")
         self.exact = gauge(
@@ -110,7 +120,6 @@ class StreamFamilies:
         self._add_presence(name, ledger)
 
     def _add_presence(self, name: str, ledger: EngineLedger) -> None:
-        self.status.add_metric((name, engine_view(ledger, {}).status), 1)
         if ledger.last_received_ns:
             self.last_received.add_metric((name,), ledger.last_received_ns / 1e9)
 
@@ -415,7 +424,7 @@ class WatchCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Collect all metrics, those of engines as of one time."""
-        requests, findings = RequestFamilies(), FindingFamilies()
+        requests, findings, statuses = RequestFamilies(), FindingFamilies(), StatusFamilies()
         of_engines = (PoolFamilies(), requests, WorkFamilies(), StreamFamilies())
         processes: list[Process | None] = []
         with self.watch.locked():
@@ -428,6 +437,8 @@ class WatchCollector:
                     sample = ledger.samples[-1] if ledger.samples else Sample(name, "")
                     for families in of_engines:
                         families.add_sampled(name, ledger, sample)
+            for view in self.watch.engines():
+                statuses.add(view)
             findings.add(self.watch.lifecycle)
         of_service: tuple[tuple[Any, Iterable[Any]], ...] = (
             (SourceFamilies(), self.sources()),
@@ -442,7 +453,7 @@ class WatchCollector:
             for one in figures:
                 families.add(one)
         self.exemplars.add_to(requests)
-        for filled in (findings, *of_engines, *(families for families, _ in of_service)):
+        for filled in (findings, statuses, *of_engines, *(families for families, _ in of_service)):
             yield from vars(filled).values()
         yield from self._process.collect()
         yield from gpu_families(filter(None, processes))

@@ -9,6 +9,7 @@ from ...base.errors import CannotTell
 from ...base.text import counted, escaped
 from ...contract.wire import ContractError
 from ...detectors.registry import parse_settings
+from ...questions.availability import need_of
 from ..frame_reader import frames_of
 from .shared_flags import add_for, add_thresholds, add_timeout, add_window, needs, window_of
 
@@ -40,7 +41,7 @@ def _run(parsed: argparse.Namespace) -> int:
         with unfinished.open("wb") as out:
             exported = export(frames, out, settings)
         if not exported.engine:
-            raise CannotTell(f"{parsed.target} has nothing to export: it contains no batch")
+            raise CannotTell(f"{parsed.target} contains no batch: {need_of('trace')}")
         unfinished.replace(parsed.file)
     except ContractError as error:
         raise CannotTell(str(error)) from error

@@ -4,6 +4,9 @@
 {{- . | trim }}
 {{ end }}
 data = "/var/lib/kvscope"
+{{- with .Values.publicUrl }}
+public_url = {{ . | quote }}
+{{- end }}
 {{- if eq .Values.agent.kind "Sidecar" }}
 events = {{ .Values.agent.sidecar.events | toJson }}
 {{- with .Values.agent.sidecar.metrics }}
