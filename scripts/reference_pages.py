@@ -1,4 +1,4 @@
-"""The pages of docs/reference, which `make docs` writes: commands, settings, thresholds, the API, metrics.
+"""The pages of docs/reference, which `make docs` writes: commands, settings, thresholds, the API, metrics, sources.
 
 Flags that at least three commands have are printed once. A command whose flags are mostly another's names that one.
 """
@@ -18,12 +18,21 @@ from kvscope.monitor.detectors.measured_harm import HARM_BARS, HELD_BARS, HELD_S
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.ledger.harms import CLIENT_HARMS
 from kvscope.monitor.outputs.prometheus import WatchCollector
+from kvscope.monitor.questions.availability import (
+    FAMILIES_NEED,
+    FAMILIES_WITHOUT_STREAM,
+    KINDS_OF_SOURCE,
+    OUTPUTS,
+    reason,
+)
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.questions.query import QUESTIONS
 from kvscope.monitor.questions.schema import SCHEMA_VERSION
 from kvscope.monitor.service.http_api import create_app
 from kvscope.monitor.service.query_routes import SCHEMA_HEADER
 from kvscope.monitor.service.settings_table import HUB_KEYS, SETTINGS, THRESHOLDS_KEY
+from kvscope.monitor.sources.log_lines import line_table
+from kvscope.monitor.sources.log_patterns import PATTERNS
 from kvscope.monitor.sources.metric_families import FIELD_OF_FAMILY, family_table
 from kvscope.monitor.terminal import cli
 from kvscope.monitor.terminal.commands.shared_flags import target_help
@@ -122,8 +131,38 @@ def reference_pages() -> dict[str, str]:
         "api": _api_page(),
         "metrics": _metrics_page(),
         "families": _families_page(),
+        "log-lines": _log_lines_page(),
+        "sources": _sources_page(),
     }
     return {f"{name}.md": "\n".join(lines) + "\n" for name, lines in pages.items()}
+
+
+# ---------------------------------------------------------------- sources and outputs
+
+
+def _sources_page() -> Iterator[str]:
+    """Yield the table of sources and outputs, each reason once, by its number."""
+    yield from (
+        "# Sources and outputs",
+        "",
+        "Generated from the code by `make docs`. Which source has data for which answer, and where the answer is shown."
+        " A number stands for the reason that you read there. A probe needs no reader: one that attaches later gets the"
+        " whole state, and all events from then on. A hub answers as the agent does that reads the engine.",
+        "",
+    )
+    reasons: dict[str, int] = {}
+    rows = []
+    for name, output in OUTPUTS.items():
+        cells = [reason(name, seen) for seen in KINDS_OF_SOURCE.values()]
+        numbers = [f"[{reasons.setdefault(cell, len(reasons) + 1)}](#reasons)" if cell else "data" for cell in cells]
+        rows.append((f"`{name}`", output.shown_in, *numbers))
+    yield from table(("answer", "shown in", *KINDS_OF_SOURCE), rows)
+    yield from ("", "## Reasons", "", *(f"{number}. {text}" for text, number in reasons.items()), "")
+    yield from ("## Panels of Grafana", "", "A panel without data says what its families need.", "")
+    needs = [(f"`{prefix}…`", need) for prefix, need in FAMILIES_NEED if need]
+    yield from table(("family", "says"), needs)
+    families = ", ".join(f"`{name}`" for name in sorted(FAMILIES_WITHOUT_STREAM))
+    yield from ("", f"Those of an engine that a metrics page has, too: {families}.")
 
 
 # ---------------------------------------------------------------- commands
@@ -350,7 +389,11 @@ def _metrics_page() -> Iterator[str]:
 
 # ---------------------------------------------------------------- metric families of engines
 
-USES: Final = {"every": "every judgement from metrics", "shown": "shown as a latency"}
+USES: Final = {
+    "every": "every judgement from metrics",
+    "shown": "shown as a latency",
+    "context": "no code by itself: it dates, names or weighs what others show",
+}
 
 
 def _families_page() -> Iterator[str]:
@@ -360,12 +403,33 @@ def _families_page() -> Iterator[str]:
     yield "counts the families of a page that were not used, and names those that are not in this list. Names are"
     yield "without `_total`."
     yield from ("", "## Read", "")
-    uses = {
-        field: ", ".join(USES.get(code) or f"[{code}](../runbooks/{code}.md)" for code in codes)
-        for field, codes in decided.read.items()
-    }
+    uses = _evidence(decided.read)
     rows = ((f"`{family}`", uses[field]) for family, field in sorted(FIELD_OF_FAMILY.items()))
     yield from table(("family", "evidence for"), rows)
     yield from ("", "## Ignored", "", "A `*` stands for any ending.", "")
     groups = ((one.because, ", ".join(f"`{family}`" for family in sorted(one.families))) for one in decided.ignored)
     yield from table(("because", "families"), groups)
+
+
+def _evidence(read: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return what each field or class is evidence for, as a cell."""
+    return {
+        name: ", ".join(USES.get(code) or f"[{code}](../runbooks/{code}.md)" for code in codes)
+        for name, codes in read.items()
+    }
+
+
+def _log_lines_page() -> Iterator[str]:
+    decided = line_table()
+    yield from ("# Log lines of engines", "", "Generated from the code by `make docs`.", "")
+    yield "What kvscope does with each line that vLLM 0.32, SGLang 0.5.23, vllm-ascend of August 2026 and, in vLLM's"
+    yield "processes, LMCache 0.5.6 log about KV memory, transfers and failures. Lines of other releases are read too."
+    yield "Statistics and the memory profile are read apart ([Read a log](../read-a-log.md)). `monitor doctor` counts"
+    yield "the lines about KV memory that are not in this list."
+    yield from ("", "## Read", "")
+    uses = _evidence(decided.read)
+    rows = ((f"`{one.sample}`", f"{one.engine}, {one.releases}", uses[one.name]) for one in PATTERNS)
+    yield from table(("example", "seen in", "evidence for"), rows)
+    yield from ("", "## Ignored", "", "A `*` stands for any text within a line.", "")
+    groups = ((one.because, ", ".join(f"`{line.strip()}`" for line in sorted(one.lines))) for one in decided.ignored)
+    yield from table(("because", "lines"), groups)

@@ -37,7 +37,7 @@ from datetime import datetime
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
-from ..base.text import number_in
+from ..base.text import counted, number_in
 from ..contract.samples import Fact, ReportedEvent, Sample
 from .line_order import FROM_ITS_END
 from .memory_log import MEMORY_FACTS, memory_facts
@@ -168,7 +168,8 @@ MESSAGE_KEYS: Final = ("message", "msg", "body", "event", "log")
 
 LOG_FACTS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("version", re.compile(r"(?:LLM engine \(v|vLLM API server version |█ {1,9}version )(\d+\.\d+\.\d+[\w.+]*)")),
-    ("kv_cache_size_tokens", re.compile(r"KV cache size: ([\d,]{1,20}) tokens")),
+    ("kv_cache_size_tokens", re.compile(r"KV (?:cache size:|pool holds) ([\d,]{1,20}) tokens")),
+    ("max_model_len", re.compile(rf"fewer than --context-length ({COUNT})\b")),
     ("max_concurrency_tokens", re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per request: [\d.]+x")),
     ("max_concurrency", re.compile(rf"Maximum concurrency for [\d,]{{1,20}} tokens per request: ({NUM})x")),
     ("num_gpu_blocks", re.compile(rf"# (?:GPU|cuda|CUDA) blocks: ({COUNT}), # CPU blocks: \d")),
@@ -265,7 +266,9 @@ class Log:
                     if event.name in RUN_ENDS and not event.is_stated:
                         self._front_end.end_run()
                     events.append((event, rank, at_ns))
-                for state in self.text_events.states(line, text, joined, at_ns) if line.number > read_until else ():
+                is_cut = self.stats_lines and "Avg prompt" in text
+                is_state = line.number > read_until and not is_cut
+                for state in self.text_events.states(line, text, joined, at_ns) if is_state else ():
                     yield from self._described(state, line.text)
         for state in self.text_events.stated_states() if not (self.stats_lines or grows) else ():
             yield from self._described(state, "")
@@ -274,6 +277,9 @@ class Log:
         if last_position and self._last_stamp is not None:
             read.append(_LogFact(last_position, None, "last_stamp", "", self._last_stamp))
         read += [_LogFact(fact.position, None, *fact[:2], fact.at_ns) for fact in self._tail_facts()]
+        kinds = self.text_events.engine_kinds
+        if "sglang" in kinds and "vllm" not in kinds and not self.stats_lines:
+            read.append(_LogFact(f"{self.name}:{kinds['sglang']}", None, "exposition", "sglang", None))
         self._take_notes()
         if not grows:
             events += [(phrase, None, None) for phrase in self.text_events.phrases()]
@@ -394,9 +400,9 @@ class Log:
         elif self.stats_lines and self._last_stamp is None:
             note = "its lines have no times. They are assumed to be 10 s apart, as vLLM logs by default"
         unknown = self.text_events.unknown_count
-        if unknown and not self.stats_lines:
+        if unknown:
             shown = ", ".join(map(str, self.text_events.unknown_lines))
-            self.notes.append(f"{unknown} lines speak of KV memory or blocks and are of no known kind: {shown}")
+            self.notes.append(f"{counted(unknown, 'line')} about KV memory or blocks of no known kind: {shown}")
         if note and note not in self.notes:
             self.notes.append(note)
 

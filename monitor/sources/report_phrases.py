@@ -62,7 +62,9 @@ _DENIES_ITSELF: Final = (
     "prefix_misses",
     "skipped_free",
     "tier_misses",
+    "not_stored",
     "memory_left_behind",
+    "host_memory_grows",
     "transfer_lost",
 )
 """Concepts some of whose phrases contain the denial."""
@@ -82,6 +84,8 @@ _SUPPOSABLE: Final = ("out_of_memory", "no_room_for_pool")
 _SUPPOSED: Final = re.compile(r"\b(?:if (?:you|your|this|it)|might|may|could|would|when you)\b[^.!?]*$", re.IGNORECASE)
 _NOT_YET: Final = re.compile(r"\b(?:before|until|unless|if)\b(?:\W+\w+){0,2}\W{1,3}$", re.IGNORECASE)
 _UNLIKELY: Final = re.compile(r"\W{1,9}(?:less|more|un) ?likely", re.IGNORECASE)
+_SAYS_WHEN: Final = re.compile(r"(?:after|each|every|even|when|while)\b", re.IGNORECASE)
+"""What a phrase with such a beginning tells is not denied: "not released after a request completes"."""
 _NEGATED: Final = re.compile(r"\b(?:not|no|without)\b|n't\b", re.IGNORECASE)
 _CODE_LINE: Final = re.compile(
     r"^\s*(?:File \"|raise |return |import |from \w+ import|def |class |at \w|\w+\(|\^+|--[a-z]"
@@ -117,7 +121,7 @@ def stated_phrases(lines: Iterable[PastedLine]) -> list[StatedPhrase]:
 
 def _is_denied(concept: str, text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 40) : match.start()]
-    if _DENIED.search(before) is not None or _NEGATED.search(match[0]) is not None:
+    if _NEGATED.search(match[0]) is not None or (_DENIED.search(before) and not _SAYS_WHEN.match(match[0])):
         return True
     return concept in _COMPLETED and _NOT_YET.search(before) is not None
 

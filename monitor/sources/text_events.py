@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from .exposition import FIELDS
+from .log_lines import line_table
 from .log_patterns import matched_lines
 from .log_patterns.pattern import LineFields, MatchedLine
 from .pasted_lines import PastedLine
@@ -122,7 +123,10 @@ LOG_HEAD: Final = re.compile(
 PHRASE_PREFIX: Final = "said:"
 """The prefix of the names of phrases."""
 METRIC_READ: Final = "metric_read"
-ABOUT_MEMORY: Final = re.compile(r"\bKV\b|kv[_-]?cache|\bblocks?\b|\bout of memory\b|\bpreempt|\bevict", re.IGNORECASE)
+ABOUT_MEMORY: Final = re.compile(
+    r"\bKV\b|kv[_-]?cache(?!\w*\.py:)|\bblocks?\b|\bout of memory\b|\bpreempt|\bevict", re.IGNORECASE
+)
+"""Lines that speak of KV memory, by more than the name of the file that logs them."""
 
 
 class TextEvent(NamedTuple):
@@ -159,6 +163,8 @@ class TextEvents:
         self._listed: StateReading = {}
         self._listed_at = 0
         self.pages = PastedPages()
+        self.engine_kinds: dict[str, int] = {}
+        """The kinds of engines whose own lines were read, with the first of these."""
         self._metrics: StateReading = {}
         self._metrics_at = 0
 
@@ -172,15 +178,17 @@ class TextEvents:
         contained a fact.
         """
         self.passes(line.number)
-        found = [
-            TextEvent(line.number, match.name, match.fields, match.quote, self._is_stated(line, text, match))
-            for match in matched_lines(text, joined, spaced)
-        ]
+        found = []
+        for match in matched_lines(text, joined, spaced):
+            is_stated = self._is_stated(line, text, match)
+            found.append(TextEvent(line.number, match.name, match.fields, match.quote, is_stated))
+            if not is_stated:
+                self.engine_kinds.setdefault(match.engine, line.number)
         readings = [reading for reading in metric_readings(text) if reading.metric in KEPT_METRICS]
         found += [TextEvent(line.number, METRIC_READ, _metric_fields(reading), reading.metric) for reading in readings]
         if line.number <= MOST_REPORT_LINES and not line.is_record:
             self._prose.append(line)
-        elif line.is_record and not (found or is_known) and ABOUT_MEMORY.search(text):
+        elif line.is_record and not (found or is_known) and ABOUT_MEMORY.search(text) and not line_table().reason(text):
             self.unknown_count += 1
             if len(self.unknown_lines) < 10:
                 self.unknown_lines.append(line.number)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.log_file import read_log
 
@@ -84,6 +85,26 @@ def test_a_log_that_is_cut_within_its_last_line_loses_no_verdict_but_of_that_lin
     lines = lines_of_log(path)
     cut = [*lines[:-1], lines[-1][:20]]
     assert verdicts(tmp_path / "a.log", cut) == verdicts(tmp_path / "a.log", lines[:-1])
+
+
+def test_a_line_of_statistics_that_is_cut_gives_no_figure_but_whole_ones(tmp_path: Path) -> None:
+    """Cut at each character, as `head -c` does it."""
+    lines = lines_of_log(DATA / "never-freed.log.gz")
+    last = max(number for number, line in enumerate(lines) if "Avg prompt" in line)
+    lines = lines[last - 40 : last + 1]
+    whole = figures(tmp_path / "a.log", "\n".join(lines))
+    before, line = "\n".join(lines[:-1]) + "\n", lines[-1]
+    for end in range(len(line)):
+        cut = figures(tmp_path / "a.log", before + line[:end])
+        assert cut[: len(whole) - 1] == whole[:-1]
+        for sample in cut[len(whole) - 1 :]:
+            assert (sample.running, sample.waiting) == (whole[-1].running, whole[-1].waiting), line[:end]
+            assert sample.usage in (whole[-1].usage, None), line[:end]
+
+
+def figures(path: Path, text: str) -> list[Sample]:
+    path.write_text(text)
+    return [record for record in read_log(path)[1] if isinstance(record, Sample)]
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.questions.pipeline import Pipeline
+from kvscope.monitor.sources.log_file import read_log
 from kvscope.monitor.terminal.cli import main
 
 SHOWN = {
@@ -32,6 +34,11 @@ SHOWN = {
         "[TensorRT-LLM][ERROR] Assertion failed: No free block found. This shouldn't happen!"
         " (/src/cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp:88)",
     ),
+    "LMCache cannot load what it has": (
+        "stuck.remote-load",
+        "[2026-01-27 01:40:09,923] LMCache WARNING: Request chatcmpl-1 failed to load 256 tokens across 16 blocks"
+        " (vllm_v1_adapter.py:1125:lmcache.integration.vllm.vllm_v1_adapter)",
+    ),
     "NIXL cannot set up a transfer": (
         "stuck.remote-load",
         "(Worker_TP0 pid=8) ERROR 05-01 15:00:23 [worker.py:767] NIXL transfer failure: transfer_setup_failed |"
@@ -48,6 +55,58 @@ SHOWN = {
         " sent. Freeing its blocks on the producer side.\n"
         "WARNING 02-11 10:12:25 [mooncake_connector.py:910] Request cmpl-2 timed out after 480 seconds without being"
         " sent. Freeing its blocks on the producer side.",
+    ),
+    "a host tier refuses most stores": (
+        "stuck.outer-tier",
+        "INFO 11-29 17:37:22 [metrics.py:103] KV Transfer metrics: vllm:kv_offload_lookup_sync_delay_seconds_count=31,"
+        " vllm:kv_offload_allocation_failure=341, vllm:kv_offload_cpu_cache_usage_perc=0.0,"
+        " vllm:kv_offload_cpu_allocation_size_count=341, vllm:kv_offload_cpu_allocation_size_sum=5115",
+    ),
+    "MoRIIO's lease ends": (
+        "leak.lease-burst",
+        "WARNING 06-21 10:12:21 [moriio_connector.py:1582] Reaped 2 deferred sends with no finished_sending"
+        " notification after 60s. This indicates lost async KV completion notifications from the KV connector.\n"
+        "WARNING 06-21 10:13:21 [moriio_connector.py:1582] Reaped 1 deferred sends with no finished_sending"
+        " notification after 60s. This indicates lost async KV completion notifications from the KV connector.",
+    ),
+    "a push that comes after its lease": (
+        "corrupt.stale-remote-read",
+        "ERROR 06-21 10:12:21 [push_worker.py:790] Unrecognized request cmpl-1 notif (may have expired).",
+    ),
+    "MoRIIO reads for too long": (
+        "stuck.remote-load",
+        "ERROR 06-21 10:12:21 [moriio_connector.py:1901] RDMA read TIMED OUT for req cmpl-1 after 30.0s"
+        " (kv_connector_extra_config.recv_abort_timeout=30)",
+    ),
+    "LMCache retrieves too few tokens": (
+        "stuck.remote-load",
+        "(Worker pid=7) ERROR 06-21 10:12:21 [vllm_v1_adapter.py:930] The number of retrieved tokens is less than the"
+        " expected number of tokens! This should not happen!",
+    ),
+    "an Ascend store that does not return its keys": (
+        "stuck.remote-load",
+        "ERROR 06-21 10:12:21 [mooncake_backend.py:120] Failed to get 3 keys out of 48. error_codes=[-704]. Check key"
+        " existence and memory state.",
+    ),
+    "SGLang loses its prefill side": (
+        "stuck.remote-load",
+        "[2026-05-24 03:51:46 TP0] Lost connection with prefill instance (bootstrap_addr: 10.0.0.7:8998), 12 requests"
+        " affected",
+    ),
+    "V0 refuses a prompt": (
+        "stuck.never-fits",
+        "WARNING 06-03 10:00:00 scheduler.py:706] Input prompt (9000 tokens) is too long and exceeds the capacity of"
+        " block_manager",
+    ),
+    "SGLang's pool is below its context": (
+        "sizing.kv-too-small",
+        "[2026-05-24 03:51:46 TP0] KV pool holds 24512 tokens, fewer than --context-length 131072. One full-length"
+        " request cannot fit, so long requests will be refused or truncated at serving time.",
+    ),
+    "Ascend's scheduler preempts": (
+        "sizing.kv-too-small",
+        "It is slow.\nINFO 06-21 10:12:21 [recompute_scheduler.py:400] [RecomputeScheduler] Preempted request cmpl-1."
+        " running_count=7, token_budget=0",
     ),
     "SGLang's audit in sections": (
         "leak.unaccounted",
@@ -147,6 +206,44 @@ SHOWN = {
     ),
 }
 WORDS = {
+    "workers that outlive their container": (
+        "sizing.other-process",
+        "After docker rm -f two orphaned worker processes remain alive and hold 22 GB. Only kill -9 frees it.",
+    ),
+    "memory that a deleted engine keeps": (
+        "sizing.other-process",
+        "How can I terminate the engine and release the GPU memory? It is not freed even after del llm.",
+    ),
+    "a request that is preempted in the next step again": (
+        "thrash.preemption",
+        "A performance regression: the request is resumed, and preempted again in the next step.",
+    ),
+    "LMCache's store gives a key away that is read": (
+        "corrupt.stale-remote-read",
+        "[2026-01-27 01:40:09,923] LMCache WARNING: L1Manager: finish read on non-existing key 0x1f, potential"
+        " inconsistent data might be read (l1_manager.py:210:lmcache.v1.distributed.l1_manager)",
+    ),
+    "what is not released after something": (
+        "leak.finished-held",
+        "The KV cache is not released after requests complete, so token usage does not go down and the server hangs.",
+    ),
+    "a pool that few requests fill": (
+        "sizing.kv-too-small",
+        "Why does the KV cache stand at 100% when only two requests are running? What determines the KV cache size?",
+    ),
+    "wrong output before a table": (
+        "corrupt.stale-remote-read",
+        "Answers are corrupted behind NIXL.\n| case | output |\n| a stale reference, reused by the store | garbage |",
+    ),
+    "a host tier that cannot store": (
+        "stuck.outer-tier",
+        "The prefill side cannot store KV: local CPU memory under pressure (LMCache).",
+    ),
+    "a Chinese sentence on an idle prefill node": (
+        "leak.finished-held",
+        "PD分离下，P节点空闲时没有把kv cache释放，kv cache usage一直很高，不会被清零",
+    ),
+    "a Chinese sentence on requests that wait": ("stuck.never-fits", "请求阻塞在P节点，一直处于waiting状态"),
     "a watchdog in a sentence": (
         "stuck.engine-stalled",
         "After some hours all ranks stop with a watchdog timeout.\nexport SGLANG_DISAGGREGATION_WAITING_TIMEOUT=180",
@@ -216,12 +313,42 @@ WORDS = {
         "stuck.never-fits",
         "This is not a resource leak: the KV cache is empty, but a prompt larger than the pool is stuck in the queue.",
     ),
+    "SGLang's checksum of fetched KV": (
+        "corrupt.stale-remote-read",
+        "[2026-05-24 03:51:46 TP0] KV checksum mismatch req=17 bootstrap_room=17 expected=0x1f got=0x2a",
+    ),
+    "SGLang's canary": (
+        "corrupt.use-after-free",
+        "[2026-05-24 03:51:46 TP0] KV cache canary violation detected (kernel_kind=verify, slot_idx=17, position=3)",
+    ),
+    "Ascend goes on without the KV that it did not load": (
+        "corrupt.stale-remote-read",
+        "ERROR 06-21 10:12:21 [pool_worker.py:940] KV load failed for hybrid request cmpl-1. Skip invalid-block"
+        " fallback to avoid scheduler crash. failed_blocks={17, 18}",
+    ),
+    "a tier that is not drained": (
+        "stuck.remote-load",
+        "WARNING 06-21 10:12:21 [manager.py:400] P2PSecondaryTierManager.drain_jobs: still draining after 5s; a stuck"
+        " transfer will block the engine.",
+    ),
+    "LMCache unpins twice": (
+        "corrupt.double-free",
+        "LMCache WARNING: Pin count of MemoryObj 4096is negative: -1.Double unpin occurred somewhere.",
+    ),
     "the memory of the step before": (
         "sizing.other-process",
         "The quantizer's memory was not released before the engine starts, and it reports utilization errors.",
     ),
 }
 QUIET = {
+    "memory that a process left behind is no pool": (
+        "held.pool-reserved",
+        "Two orphaned VLLM::Worker processes remain alive, holding ~22GB VRAM. What is the KV cache size?",
+    ),
+    "a cell of a table beside another's": (
+        "collapse.outer-hits",
+        "Answers are corrupted.\n| case | failed |\n| remote_block_ids out of range | +1 |\n| no reuse | 0 |",
+    ),
     "a setting with a time-out": (
         "leak.lease-burst",
         "The schedulers hang.\nexport SGLANG_DISAGGREGATION_WAITING_TIMEOUT=180\nexport PYTHONHASHSEED=0",
@@ -240,6 +367,13 @@ QUIET = {
         "INFO 06-02 01:41:20 [launcher.py:80] SIGTERM received, shutting down.\n"
         "ERROR 06-02 01:41:21 [async_llm.py:704] AsyncLLM output_handler failed.\n"
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    ),
+    "an engine of 0.32 that was asked to end": (
+        "stuck.engine-dead",
+        "(APIServer pid=9) INFO 11-29 17:24:31 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+        "(APIServer pid=9) ERROR 11-29 17:24:31 [async_llm.py:906] AsyncLLM output_handler failed.\n"
+        "(APIServer pid=9) ERROR 11-29 17:24:31 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError:"
+        " EngineCore encountered an issue. See stack trace (above) for the root cause.",
     ),
     "a tier that keeps KV on the host": (
         "held.not-memory",
@@ -381,6 +515,18 @@ def test_what_only_looks_alike_stays_quiet(name: str, tmp_path: Path, capsys: py
     assert code not in found_in(text, tmp_path, capsys)
 
 
+def test_a_text_that_cannot_tell_is_no_error(tmp_path: Path) -> None:
+    """What the tier cannot store costs a later hit. Nothing in these lines says that a request waits."""
+    line = "LMCache WARNING: Failed to allocate memory for the KV cache.\nThe KV cache will not be stored.\n"
+    log = tmp_path / "a.log"
+    log.write_text(3 * line)
+    watch = Pipeline()
+    watch.feed(read_log(log)[1])
+    watch.settle()
+    found = [(finding.code, finding.verdict, finding.severity) for finding in watch.findings()]
+    assert found == [("stuck.outer-tier", "cannot-tell", "warning")]
+
+
 def test_a_table_s_spaces_do_not_hide_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [
         f"INFO 04-06 16:07:{second} [loggers.py:80] Avg   prompt throughput: 0.0 tokens/s, Avg generation throughput:"
@@ -412,6 +558,19 @@ def test_a_transfer_of_an_aborted_request_alone_is_no_verdict(
         " KVTransferError(bootstrap_room=47): Aborted by AbortReq."
     )
     assert found_in(words + line, tmp_path, capsys)["stuck.remote-load"] == verdict
+
+
+def test_a_failed_load_that_the_engine_makes_up_for_is_information(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.txt"
+    report.write_text(
+        "WARNING 06-21 10:12:21 [scheduler.py:2600] Recovered from KV load failure: 2 request(s) rescheduled (512"
+        " tokens affected).\n"
+    )
+    main(["doctor", str(report), "--format", "json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [(finding["code"], finding["severity"]) for finding in found] == [("stuck.remote-load", "info")]
 
 
 def test_a_worker_that_died_after_others_waited_for_it_may_have_stood_still(

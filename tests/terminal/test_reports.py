@@ -45,7 +45,7 @@ def test_a_report_gets_no_verdict_that_is_wrong(case: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
 def test_a_pattern_reads_its_sample(pattern: LogPattern) -> None:
-    assert pattern.literal in pattern.sample
+    assert any(literal in pattern.sample for literal in pattern.literal.split("|"))
     assert pattern.name in {line.name for line in matched_lines(pattern.sample)}
 
 

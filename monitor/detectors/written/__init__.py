@@ -36,6 +36,7 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     failed_transfers.fetch_lasts,
     standstill.engine_stalled,
     pool_pressure.request_above_pool,
+    pool_pressure.prompt_above_pool,
     pool_pressure.front_end_keeps_requests,
     standstill.socket_thread_died,
     pool_pressure.prefix_never_hit,

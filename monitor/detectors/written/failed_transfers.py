@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ..counted_events import MIN_EVENTS
+from ..counted_events import is_few
 from ..judgement import Evidence, TextJudgement
 from ..leak.lease_burst import READ_LATE
 from ..stuck.remote_load import RemoteLoad
@@ -21,12 +21,14 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
     if not lines or view.lines("stale_read"):
         return
     aborted = all("aborted_by" in line.fields for line in lines)
+    recovered = all("recovered" in line.fields for line in lines)
     seconds = max((number_of(line, "seconds") or 0 for line in late), default=0)
     first = min(lines, key=lambda line: line.at_ns or 0)
     yield view.finding(
         "stuck.remote-load",
         first,
         verdict="cannot-tell" if aborted and not view.states("transfer_lost", *COMPLAINTS) else "likely",
+        severity="info" if recovered else None,
         evidence=(
             Evidence("failed_transfers", sum(map(view.reported.count, _TRANSFER_LINES)), "lines", "log"),
             *((Evidence("waited", seconds, "s", "log", late[0].position),) if seconds else ()),
@@ -36,8 +38,12 @@ def transfers_fail(view: WrittenView) -> Iterator[TextJudgement]:
             "The connector reports KV transfers that did not complete"
             + (f", after a wait of {seconds:,.0f} s" if seconds else "")
             + (". The requests had been aborted, as by a client that disconnects" if aborted else "")
-            + ". Each such request waits until a time-out or an abort, unless this engine computes its KV. The other"
-            " side may have exited, dropped the request, or have a different layout."
+            + (
+                ". The engine computes the KV of each such request itself"
+                if recovered
+                else ". Each such request waits until a time-out or an abort, unless this engine computes its KV"
+            )
+            + ". The other side may have exited, dropped the request, or have a different layout."
         ),
         do_now=(
             "Inspect the other side of the transfer for the same request id and time.",
@@ -81,6 +87,13 @@ _COUNTED: Final = {
         "KV transfers that failed: each such request is computed here, fails, or waits until a time-out or an abort",
         "Failed transfers",
     ),
+    "refused": _CountOfLines(
+        "stuck.outer-tier",
+        "stores",
+        "stores that an outer tier refused, since nothing in it could be evicted: transfers in progress pin it, or it"
+        " is smaller than one step needs. What is not stored is computed again once the pool has evicted it",
+        "vLLM's offloading",
+    ),
 }
 """By the field of a line, the most harmful first."""
 
@@ -89,15 +102,16 @@ def transfers_counted(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield what a connector's lines of statistics count, each of its own interval."""
     lines = view.lines("transfer_counts")
     sums = {name: sum(number_of(line, name) or 0 for line in lines) for name in _COUNTED}
+    stores = sum(number_of(line, "stores") or 0 for line in lines)
     for name, (code, unit, what, case) in _COUNTED.items():
         if not sums[name]:
             continue
         theirs = [line for line in lines if number_of(line, name)]
-        few = name != "late" and sums[name] < view.settings(MIN_EVENTS)
+        few = name != "late" and is_few(round(sums[name]), round(stores) if name == "refused" else 0, view.settings)
         yield view.finding(
             code,
             theirs[0],
-            severity="info" if few else "warning" if name == "failed" else None,
+            severity="info" if few else "warning" if name in ("failed", "refused") else None,
             evidence=(Evidence(f"{name}_{unit}", round(sums[name]), unit, "log", theirs[-1].position), *quotes(theirs)),
             explanation=f"The connector's lines of statistics count {sums[name]:,.0f} {what}.",
             case=READ_LATE if name == "expired" and sums["late"] else case,

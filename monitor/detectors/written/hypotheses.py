@@ -146,7 +146,7 @@ HYPOTHESES: Final = (
     ),
     Hypothesis(
         "stuck.outer-tier",
-        (("tier_full",), ("offload", "connector"), (*STANDS, "slow", "crashes", "fails")),
+        (("tier_full",), ("offload", "connector"), (*STANDS, "slow", "crashes", "fails", "not_stored")),
         {"tier_full": 3},
     ),
     # ---- thrash and collapse
@@ -227,11 +227,12 @@ HYPOTHESES: Final = (
         ),
         {"other_process": 3},
     ),
+    Hypothesis("sizing.other-process", (("memory_left_behind",),), {"memory_left_behind": 4}),
     Hypothesis("sizing.smallest-worker", (("unlike_devices",),), {"unlike_devices": 2}),
     Hypothesis(
         "sizing.kv-too-small",
-        (("pool_full", "no_room_for_pool"), ("slow", "preempted", "waits_unserved", "stuck", "not_freed")),
-        {"preempted": 1, "slow": 1},
+        (("pool_full", "no_room_for_pool"), ("slow", "preempted", "waits_unserved", "stuck", "not_freed", "few_fit")),
+        {"preempted": 1, "slow": 1, "few_fit": 2},
         ("connector", "remote_load"),
     ),
     # ---- information
@@ -260,14 +261,21 @@ _SHOWN_BY: Final = (
     (("request_preempted", "requests_retracted"), ("preempted",)),
     (("swap_space_exhausted", "last_request_too_large"), ("preempted", "pool_full")),
     (("transfer_failed", "transfer_timed_out"), ("transfer_lost", "remote_load")),
+    (("kv_overwritten",), ("wrong_output", "kv_corrupted")),
+    (("kv_incomplete",), ("wrong_output", "kv_corrupted", "transfer_lost", "remote_load")),
+    (("tier_drains",), ("stuck", "offload", "remote_load", "transfer_lost")),
     (("pool_audit_failed",), ("audit", "not_freed")),
     (("freed_twice", "free_list_broken"), ("double_free",)),
+    (("unpinned_twice",), ("double_free", "offload")),
     (("tier_allocation_failed", "tier_refuses"), ("tier_full", "offload")),
 )
 """Concepts that lines of these classes show, whether printed or mentioned in a sentence."""
 _PROBLEMS: Final = (
     "fails",
     "head_blocks",
+    "few_fit",
+    "memory_left_behind",
+    "not_stored",
     "transfer_lost",
     "flushed",
     "double_free",
@@ -361,7 +369,7 @@ def _score(row: Hypothesis, concepts: set[str]) -> float:
 def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str) -> TextJudgement:
     rests_on = _rests_on(view, row)
     says = f"The text says {_quoted_phrases(rests_on)}" if rests_on else "The lines show such a state"
-    hypothesis = TextJudgement(
+    return TextJudgement(
         code=row.code,
         engine=view.engine,
         verdict="cannot-tell",
@@ -373,7 +381,6 @@ def _hypothesis(view: WrittenView, row: Hypothesis, rank: int, title: str) -> Te
         do_now=(_NEXT_OF.get(row.code) or _NEXT[row.code.partition(".")[0]],),
         missing="the engine's log or metrics while it happens: they show which hypothesis holds",
     )
-    return view.judged(hypothesis)
 
 
 def _rests_on(view: WrittenView, row: Hypothesis) -> list[ReportedEvent]:

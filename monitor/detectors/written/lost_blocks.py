@@ -140,7 +140,9 @@ def held_between_pages(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a full pool on the last metrics pages of a text, between which nothing ran and no token was counted."""
     least = view.settings(FinishedHeld.full_pool)
     held: list[Sample] = []
-    for page in reversed([sample for sample in view.samples if sample.generation_tokens is not None]):
+    for page in reversed(view.samples):
+        if page.generation_tokens is None:
+            continue
         starved = page.running == 0 and bool(page.waiting) and (page.usage or 0.0) >= least and page.awake is not False
         if not starved or (held and page.generation_tokens != held[-1].generation_tokens) or page.restarted:
             break
@@ -191,6 +193,7 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
         "leak.lease-burst",
         lines[0],
         verdict="likely" if len(lines) > 1 else "cannot-tell",
+        severity=None if len(lines) > 1 else "info",
         evidence=(
             Evidence("expired_leases", view.reported.count("lease_expired"), "lines", "log"),
             *((Evidence("lease", seconds, "s", "log", lines[0].position),) if seconds else ()),
@@ -202,9 +205,7 @@ def leases_ran_out(view: WrittenView) -> Iterator[TextJudgement]:
             + ", and no decode worker had fetched them: requests were aborted or rerouted between the two sides."
         ),
         do_now=("Find what cancels them: the router's time-out must exceed the time of a prefill.",),
-        change=runbook_advice("leak.lease-burst", READ_LATE)["change"]
-        if read_late
-        else ("A shorter VLLM_NIXL_ABORT_REQUEST_TIMEOUT (or kv_lease_duration) frees them earlier.",),
+        change=runbook_advice("leak.lease-burst", READ_LATE if read_late else "")["change"],
         wont_help=("More decode capacity, if the clients gave up.",),
         missing="" if len(lines) > 1 else "whether it is more than one client that disconnected",
     )

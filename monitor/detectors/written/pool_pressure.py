@@ -91,6 +91,27 @@ def request_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
     )
 
 
+def prompt_above_pool(view: WrittenView) -> Iterator[TextJudgement]:
+    """Yield prompts that an engine of before V1 refused, since the pool cannot hold them."""
+    lines = view.lines("prompt_rejected")
+    if not lines:
+        return
+    longest = max(number_of(line, "tokens") or 0 for line in lines)
+    yield view.finding(
+        "stuck.never-fits",
+        lines[0],
+        evidence=(Evidence("longest_prompt", round(longest), "tokens", "log", lines[0].position), *quotes(lines)),
+        explanation=(
+            f"The engine refused {counted(len(lines), 'prompt')} of up to {longest:,.0f} tokens: each needs more blocks"
+            " than the pool has. The client gets an empty answer, and other requests go on."
+        ),
+        do_now=("Send shorter prompts, or set --max-model-len to what the pool holds, so that clients get an error.",),
+        change=(_MORE_MEMORY,),
+        wont_help=("Retrying the request.",),
+        missing="the pool's size: the start-up log, # GPU blocks",
+    )
+
+
 def _waits_unserved(samples: Sequence[Sample]) -> bool:
     return bool(samples) and not samples[-1].running and bool(samples[-1].waiting)
 
@@ -107,6 +128,7 @@ def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
     if not lines or not (view.is_report() or _ends_full(view, lines)):
         return
     waiting = max((sample.waiting or 0 for sample in view.samples), default=0)
+    refused_only = all(line.name == "batch_out_of_memory" for line in lines)
     yield view.finding(
         "sizing.kv-too-small",
         lines[0],
@@ -116,10 +138,15 @@ def preempted_for_space(view: WrittenView) -> Iterator[TextJudgement]:
             *quotes(lines),
         ),
         explanation=(
-            "The engine itself reports that the pool has no room for its running requests and preempts some of them:"
-            f" {counted(len(lines), 'such line')}"
+            "The engine itself reports that the pool has no room for its running requests"
+            + (", and its scheduler gives up: " if refused_only else " and preempts some of them: ")
+            + counted(len(lines), "such line")
             + (f", with up to {waiting:,} requests waiting." if waiting else ".")
-            + " It recomputes their work, or swaps it to the host."
+            + (
+                " A request takes whole pages: room for as many tokens may be fewer pages than there are requests."
+                if refused_only
+                else " It recomputes their work, or swaps it to the host."
+            )
         ),
         do_now=(
             "Lower --max-num-seqs (SGLang: --max-running-requests) to the number of full-length requests that the pool"
@@ -287,6 +314,8 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
     allocated = view.lines("pool_allocated")
     phrases = view.phrases("memory_taken", "asks_about_pool")
     if view.is_report() or view.samples or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
+        return
+    if view.states("memory_left_behind"):
         return
     is_asked = view.states("question") or view.lines("start_up_done")
     if not phrases and ((pool is None and not allocated) or not is_asked):

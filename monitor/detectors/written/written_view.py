@@ -12,7 +12,6 @@ from ...ledger.engine_ledger import EngineLedger
 from ...sources.text_events import PHRASE_PREFIX
 from ..detector import Detector, Settings, Signal
 from ..judgement import Evidence, Judgement, TextJudgement
-from ..measured_harm import verdict_of
 from ..runbook_files import FindingFields, with_advice
 from ..sample_math import DEFAULT_INTERVAL_S, apart_s
 
@@ -52,7 +51,7 @@ class WrittenView:
     @cached_property
     def samples(self) -> Sequence[Sample]:
         """The figures of the text's lines."""
-        return [sample for sample in self.ledger.samples if sample.source == "log"]
+        return list(self.ledger.samples.of_log)
 
     def finding(
         self, code: str, began: ReportedEvent | Sample | None = None, **fields: Unpack[FindingFields]
@@ -63,11 +62,7 @@ class WrittenView:
         if began is not None:
             fields |= {"since_ns": began.at_ns or 0, "position": began.position}
         fields.setdefault("verdict", "likely")
-        return self.judged(TextJudgement(code, self.engine, **with_advice(code, fields)))
-
-    def judged(self, seen: TextJudgement) -> TextJudgement:
-        """Return the verdict of what a text shows, which measures no harm and excludes no alternative."""
-        return verdict_of(self.ledger, seen, "info", ())
+        return TextJudgement(code, self.engine, **with_advice(code, fields))
 
     def lines(self, *names: str) -> list[ReportedEvent]:
         """Return the engine's own lines of these classes."""

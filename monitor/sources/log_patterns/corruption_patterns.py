@@ -19,6 +19,14 @@ CORRUPTION_PATTERNS: Final = (
         " freed.",
     ),
     LogPattern(
+        "kv_overwritten",
+        "sglang",
+        "0.5, with its canary",
+        "canary violation",
+        r"kv_canary violation: |KV cache canary violation detected",
+        "[2026-05-24 03:51:46 TP0] KV cache canary violation detected (kernel_kind=verify, slot_idx=17, position=3)",
+    ),
+    LogPattern(
         "free_list_broken",
         "vllm",
         "0.9 to 0.33",

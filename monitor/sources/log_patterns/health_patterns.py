@@ -77,8 +77,9 @@ HEALTH_PATTERNS: Final = (
         "engine_died",
         "vllm",
         "0.8 to 0.33",
-        "Engine",
-        r"EngineDeadError|EngineCore encountered an? (?P<kind>fatal error|issue|unrecoverable \w{1,20})"
+        "Engine|engine core exited|(engine dead)",
+        r"EngineDeadError|engine core exited unexpectedly|Request \S{1,120} failed \(engine dead\)"
+        r"|EngineCore encountered an? (?P<kind>fatal error|issue|unrecoverable \w{1,20})"
         r"|Engine core (?:proc|process) \S{1,60} died|AsyncEngineDeadError|EngineGenerateError",
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).",
     ),
@@ -102,8 +103,8 @@ HEALTH_PATTERNS: Final = (
         "worker_died",
         "vllm",
         "0.8 to 0.33",
-        "died unexpectedly",
-        r"(?:Worker proc \S{1,60}|RayWorkerProc rank=\S{1,20}) died unexpectedly",
+        "died unexpectedly|WorkerProc ",
+        r"(?:Worker proc \S{1,60}|RayWorkerProc rank=\S{1,20}) died unexpectedly|WorkerProc failed[.:]",
         "ERROR 11-20 10:00:00 [multiproc_executor.py:154] Worker proc VllmWorker-1 died unexpectedly, shutting down.",
     ),
     LogPattern(
@@ -126,8 +127,8 @@ HEALTH_PATTERNS: Final = (
         "worker_died",
         "sglang",
         "0.3 to 0.5",
-        "Scheduler hit an exception",
-        r"Scheduler hit an exception",
+        "hit an exception|DataParallelController",
+        r"\b(?:Scheduler|DataParallelController) hit an exception|DataParallelController \S{1,40} terminated with",
         "[2026-01-12 10:57:43 TP3] Scheduler hit an exception: Traceback (most recent call last):",
     ),
     LogPattern(
@@ -137,6 +138,14 @@ HEALTH_PATTERNS: Final = (
         "_sockets)",
         r"Exception in thread \S{1,40} \(process_(?P<side>input|output)_sockets\)",
         "(EngineCore_DP0 pid=9) Exception in thread Thread-1 (process_input_sockets):",
+    ),
+    LogPattern(
+        "frame_of_start",
+        "vllm",
+        "0.8 to 0.33",
+        "failed to start.",
+        r"(?:EngineCore|WorkerProc) failed to start\.",
+        "ERROR 06-02 01:41:21 [core.py:1233] EngineCore failed to start.",
     ),
     LogPattern(
         "frame_of_start",
@@ -161,6 +170,14 @@ HEALTH_PATTERNS: Final = (
         "KeyboardInterrupt",
         r"\bKeyboardInterrupt\b",
         "KeyboardInterrupt: terminated",
+    ),
+    LogPattern(
+        "shut_down",
+        "vllm",
+        "0.32, after a signal",
+        "shutdown triggered",
+        r"\[shutdown\] API server: shutdown triggered",
+        "(APIServer pid=9) INFO 11-29 17:24:31 [launcher.py:254] [shutdown] API server: shutdown triggered",
     ),
     LogPattern(
         "start_up",
@@ -226,13 +243,5 @@ HEALTH_PATTERNS: Final = (
         '" 4',
         r'"POST /[^"\s]{1,120} HTTP/\d\.\d" (?P<status>4[0-2]\d)\b',
         'INFO:     127.0.0.1:36804 - "POST /v1/completions HTTP/1.1" 400 Bad Request',
-    ),
-    LogPattern(
-        "kernel_compiled",
-        "vllm",
-        "0.20 to 0.33",
-        "JIT compilation during inference",
-        r"(?:Triton )?kernel JIT compilation during inference",
-        "WARNING 07-15 15:32:43 [jit_monitor.py:135] Triton kernel JIT compilation during inference: _a_kernel.",
     ),
 )

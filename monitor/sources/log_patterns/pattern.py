@@ -23,8 +23,8 @@ GIB_PER_UNIT: Final = {
 
 
 class LogPattern(NamedTuple):
-    """One class. `literal` is in each of its lines and found before the expression is tried. Named groups become
-    fields, unless `fields` makes them of the match.
+    """One class. `literal` is in each of its lines, or one of several with "|" between them, and found before the
+    expression is tried. Named groups become fields, unless `fields` makes them of the match.
     """
 
     name: str
@@ -44,6 +44,8 @@ class MatchedLine(NamedTuple):
     quote: str
     start: int
     """Where in the line the part begins."""
+    engine: str
+    """The kind of engine that prints such lines."""
 
 
 class Prefilter:
@@ -54,24 +56,26 @@ class Prefilter:
 
     @cached_property
     def _compiled(self) -> list[tuple[str, LogPattern, re.Pattern[str]]]:
-        return [(one.literal, one, re.compile(one.expression, re.ASCII)) for one in self._patterns]
+        return [
+            (literal, one, re.compile(one.expression, re.ASCII))
+            for one in self._patterns
+            for literal in one.literal.split("|")
+        ]
 
     def matches(self, text: str, joined: str, spaced: str) -> Iterator[MatchedLine]:
         """Yield the match of `text`, by itself or with the lines that continue it. A match begins in `text`."""
         whole = (text,) if joined == text else (spaced, joined, text)
         # The longest variant has every literal that another has, unless a space parts it there.
         tried = [(p, e) for literal, p, e in self._compiled if literal in spaced or literal in joined]
-        for pattern, expression in tried:
-            found = [match for variant in whole if (match := _within(pattern, expression, variant, len(text)))]
+        for pattern, expression in dict.fromkeys(tried):
+            found = [match for variant in whole if (match := _within(expression, variant, len(text)))]
             if found:
                 best = max(found, key=lambda match: sum(group is not None for group in match.groups()))
                 quote = " ".join(best[0].split())[:MOST_QUOTED]
-                yield MatchedLine(pattern.name, _line_fields(pattern, best), quote, best.start())
+                yield MatchedLine(pattern.name, _line_fields(pattern, best), quote, best.start(), pattern.engine)
 
 
-def _within(pattern: LogPattern, expression: re.Pattern[str], text: str, limit: int) -> re.Match[str] | None:
-    if pattern.literal not in text:
-        return None
+def _within(expression: re.Pattern[str], text: str, limit: int) -> re.Match[str] | None:
     match = expression.search(text)
     return match if match is not None and match.start() < limit else None
 

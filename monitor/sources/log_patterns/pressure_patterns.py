@@ -29,6 +29,15 @@ PRESSURE_PATTERNS: Final = (
         " or tensor_parallel_size to provide more KV cache memory. total_num_cumulative_preemption=1",
     ),
     LogPattern(
+        "request_preempted",
+        "vllm",
+        "vllm-ascend's schedulers, 0.18 to 0.22",
+        "] Preempted request",
+        r"\] Preempted request \S{1,120}",
+        "INFO 06-21 10:12:21 [recompute_scheduler.py:400] [RecomputeScheduler] Preempted request cmpl-1."
+        " running_count=7, token_budget=0",
+    ),
+    LogPattern(
         "requests_retracted",
         "sglang",
         "0.2 to 0.5",
@@ -51,8 +60,8 @@ PRESSURE_PATTERNS: Final = (
         "last_request_too_large",
         "sglang",
         "0.3 to 0.5",
-        "No space left for only one request",
-        r"No space left for only one request",
+        "No space left for only one request|retract_decode: aborted",
+        r"No space left for only one request|retract_decode: aborted (?:last )?request",
         "AssertionError: No space left for only one request, self.token_to_kv_pool_allocator.available_size()=0",
     ),
     LogPattern(
