@@ -212,6 +212,17 @@ def test_what_is_asked_wrongly_hears_why(leaking: Watched, get: httpx2.Client) -
         assert get.get(f"{url}/docs/runbooks/..%2f..%2fREADME.md").status_code == 404
 
 
+def test_a_browser_gets_a_runbook_as_a_page_and_others_as_it_is_written(leaking: Watched, get: httpx2.Client) -> None:
+    with served(leaking.watch) as url:
+        written = get.get(f"{url}/docs/runbooks/leak.finished-held.md")
+        page = get.get(f"{url}/docs/runbooks/leak.finished-held.md", headers={"accept": "text/html,*/*;q=0.8"})
+    assert written.headers["content-type"].startswith("text/plain")
+    assert written.text.startswith("# leak.finished-held: ")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<h1>leak.finished-held: " in page.text
+    assert "<h2>How to confirm</h2>" in page.text
+
+
 def test_the_rest_of_it(leaking: Watched, get: httpx2.Client) -> None:
     with served(leaking.watch) as url:
         assert get.get(f"{url}/healthz").json()["status"] == "ok"

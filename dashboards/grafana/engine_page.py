@@ -115,7 +115,7 @@ def _memory_panels() -> Iterator[Panel]:
         " other processes. In a container, it cannot distinguish them. No data: no GPU.",
         (f"sum by (gpu, owner) (kvscope_gpu_process_memory_bytes{{{TARGETS}}})", "GPU {{gpu}}, {{owner}}"),
         unit="bytes",
-    ).no_value("no GPU")
+    )
     yield panels.lines(
         "GPU busy",
         "Share of time in which the GPU ran a kernel or moved memory. A waiting kernel also counts as busy, so this"
@@ -123,4 +123,4 @@ def _memory_panels() -> Iterator[Panel]:
         (f"max by (gpu, of) (kvscope_gpu_utilization_ratio{{{TARGETS}}})", "GPU {{gpu}}, {{of}}"),
         unit="percentunit",
         width=GRID_WIDTH // 2,
-    ).no_value("no GPU")
+    )

@@ -55,6 +55,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from kvscope.monitor.questions.availability import families_need
+
 Panel = Stat | Table | TimeSeries | Heatmap
 AnyPanel = TypeVar("AnyPanel", Stat, Table, TimeSeries, Heatmap)
 PanelQuery = tuple[str, str]
@@ -70,25 +72,6 @@ HEIGHT: Final = 9
 """Height of all panels but stats: Grafana puts panels in rows, and a row of unequal ones has holes."""
 DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 POOL_USAGE: Final = f"max by (engine) (kvscope_pool_usage_ratio{{{SELECTED}}})"
-WITHOUT_STREAM: Final = frozenset(
-    f"kvscope_{name}"
-    for name in (
-        "engine_info",
-        "engine_last_heard_timestamp_seconds",
-        "engine_restarts_total",
-        "engine_status",
-        "findings",
-        "output_tokens_total",
-        "pool_full_seconds",
-        "pool_usage_ratio",
-        "preemptions_total",
-        "prefix_cache_hit_tokens_total",
-        "prefix_cache_queried_tokens_total",
-        "requests",
-        "steps_total",
-    )
-)
-"""What an engine has that is watched by its metrics alone."""
 URL_TIME_RANGE: Final = "${__url_time_range}"
 TOKENS_S: Final = "suffix: tokens/s"
 BLOCKS: Final = "suffix: blocks"
@@ -103,10 +86,10 @@ EVENTS_S: Final = "cps"
 def _titled(
     panel: AnyPanel, title: str, about: str, width: int, expressions: Iterable[str], height: int = HEIGHT
 ) -> AnyPanel:
-    """Give a panel its frame. One whose figures only an event stream has says so where it has no data."""
-    of_engines = [set(re.findall(r"kvscope_\w+", expr)) for expr in expressions if SELECTED in expr]
-    if of_engines and not any(names <= WITHOUT_STREAM for names in of_engines):
-        panel = panel.no_value("needs an event stream")
+    """Give a panel its frame. One whose figures not every service has says what they need where it has no data."""
+    needs = [families_need(re.findall(r"kvscope_\w+", expr)) for expr in expressions]
+    if all(needs):
+        panel = panel.no_value(needs[0])
     return panel.title(title).description(about).datasource(DATA_SOURCE).height(height).span(width)
 
 

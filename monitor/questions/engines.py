@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
@@ -12,6 +13,7 @@ import msgspec
 from ..base.text import timestamp
 from ..contract.kinds import FIRST_FINISHED, Cause, EngineMode, Status, name_of
 from ..contract.samples import Sample
+from ..detectors.findings import Finding, severity_at_least
 from ..ledger.engine_ledger import EngineLedger
 from ..ledger.first_token_pace import SlowClients
 from ..ledger.memory_breakdown import measured
@@ -32,30 +34,51 @@ NO_SETTINGS: Final = (
 """Facts of how a log ends and how a page is written."""
 
 
-def engine_view(ledger: EngineLedger, findings: dict[str, int]) -> EngineView:
-    """Return the view by its stream where there is one, or else by its metrics. `findings` counts those that fire, by
-    severity.
-    """
+def engine_view(ledger: EngineLedger, firing: Sequence[Finding]) -> EngineView:
+    """Return the view by its stream where there is one, or else by its metrics. `firing`: its findings that fire."""
+    slow = ledger.tally.pace.slow
     if ledger.has_stream:
-        return _stream_view(ledger, findings, ledger.tally.pace.slow)
-    samples = ledger.samples or [Sample(ledger.engine, "")]
-    return _figures_view(ledger, findings, samples, ledger.tally.pace.slow, is_read=not _is_reader_down(ledger))
+        view = _stream_view(ledger, slow)
+    else:
+        samples = ledger.samples or [Sample(ledger.engine, "")]
+        view = _figures_view(ledger, samples, slow, is_read=not _is_reader_down(ledger))
+    return _judged(view, firing)
 
 
-def past_stream_view(ledger: EngineLedger, findings: dict[str, int], live: EngineLedger) -> EngineView:
+def past_stream_view(ledger: EngineLedger, firing: Sequence[Finding], live: EngineLedger) -> EngineView:
     """Return an engine as `ledger` has it, at a moment of the past. Only the live ledger knows what was usual then."""
     slow = live.tally.pace.slow_at(ledger.state.now_ns) if live.epoch == ledger.epoch else None
-    return _stream_view(ledger, findings, slow)
+    return _judged(_stream_view(ledger, slow), firing)
 
 
-def past_metrics_view(ledger: EngineLedger, findings: dict[str, int], samples: Sequence[Sample]) -> EngineView:
+def past_metrics_view(ledger: EngineLedger, firing: Sequence[Finding], samples: Sequence[Sample]) -> EngineView:
     """Return an engine without a stream as it was at the last of these samples."""
     at_ns = samples[-1].at_ns or 0
-    view = _figures_view(ledger, findings, samples, ledger.tally.pace.slow_at(at_ns), is_read=True)
-    return msgspec.structs.replace(view, at=timestamp(at_ns), last_seen_s_ago=0.0)
+    view = _figures_view(ledger, samples, ledger.tally.pace.slow_at(at_ns), is_read=True)
+    return msgspec.structs.replace(_judged(view, firing), at=timestamp(at_ns), last_seen_s_ago=0.0)
 
 
-def _stream_view(ledger: EngineLedger, findings: dict[str, int], slow: SlowClients | None) -> EngineView:
+def _judged(view: EngineView, firing: Sequence[Finding]) -> EngineView:
+    """Return the view with its findings. Its status and they agree: no harm is open on an engine that is *serving*, and
+    *stuck*, *slow* and *degraded* cite what is.
+    """
+    of_engine = [one for one in firing if severity_at_least(one.severity, "warning") and not one.outlasts_epoch]
+    harms = sorted({one.judgement.code for one in of_engine})
+    status, since = view.status, view.status_since
+    if status in ("stuck", "slow") and not harms:
+        status, since = "serving", None
+    elif status == "serving" and harms:
+        status = "degraded"
+    return msgspec.structs.replace(
+        view,
+        status=status,
+        status_since=since,
+        status_findings=harms if status in ("stuck", "slow", "degraded") else [],
+        findings=dict(Counter(one.severity for one in firing)),
+    )
+
+
+def _stream_view(ledger: EngineLedger, slow: SlowClients | None) -> EngineView:
     state, described = ledger.state, ledger.description
     balance = ledger.balance()
     reasons = {name_of(Cause, cause): count for cause, count in ledger.waiting_by_cause().items()}
@@ -94,7 +117,7 @@ def _stream_view(ledger: EngineLedger, findings: dict[str, int], slow: SlowClien
             for field, value in msgspec.to_builtins(described).items()
             if field not in ("faults", "other") and value
         },
-        findings=findings,
+        findings={},
         memory=measured(state.memory),
         status_since=timestamp(since_ns) if since_ns else None,
         position=f"{ledger.epoch}/{ledger.sequence}" if ledger.ready else None,
@@ -156,12 +179,7 @@ def _sample_age_s(ledger: EngineLedger, last: Sample) -> float:
 
 
 def _figures_view(
-    ledger: EngineLedger,
-    findings: dict[str, int],
-    samples: Sequence[Sample],
-    slow: SlowClients | None,
-    *,
-    is_read: bool,
+    ledger: EngineLedger, samples: Sequence[Sample], slow: SlowClients | None, *, is_read: bool
 ) -> EngineView:
     """Return the view by the last of these samples. `is_read`: its reader works, or else no rate is known."""
     last = samples[-1]
@@ -203,7 +221,7 @@ def _figures_view(
         uncertain_since=None,
         faults=[],
         configuration=dict(facts),
-        findings=findings,
+        findings={},
         status_since=timestamp(since_ns) if since_ns else None,
         first_token=first_token,
         queue_time=queue_time,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import msgspec
 from ..base.errors import BadQuestion, BadTime, NotKnown
 from ..base.text import timestamp
 from ..detectors.detector import Settings
-from ..detectors.findings import FindingReport, Findings
+from ..detectors.findings import Finding, FindingReport, Findings
 from ..detectors.registry import thresholds
 from ..history.history import History
 from ..ledger.engine_ledger import MAX_POINTS, EngineLedger, Fleet
@@ -23,6 +24,7 @@ from ..ledger.usage_drop import UsageDrop, steepest_fall, usage_drop, usage_fall
 from ..planning.plan_request import PlanRequest
 from ..planning.plan_types import CapacityPlan
 from . import schema, windows
+from .availability import require
 from .blocks import COLOURINGS, block_detail, block_map, by_prefix
 from .comparison import WindowStatsCache, compare
 from .engines import engine_view, past_metrics_view, past_stream_view
@@ -95,8 +97,11 @@ class QueryHandlers(Query):
         """Every engine at a glance, by name."""
         if not at:
             with self._lock:
+                firing: defaultdict[str, list[Finding]] = defaultdict(list)
+                for finding in self.lifecycle.firing():
+                    firing[finding.judgement.engine].append(finding)
                 live_ones = [each for each in sorted(self.fleet.engines.items()) if engine in ("", each[0])]
-                return [engine_view(ledger, self._firing(name)) for name, ledger in live_ones]
+                return [engine_view(ledger, firing[name]) for name, ledger in live_ones]
         views = []
         time, owner = self._past.time_of_any(at)
         for live in self._past.all(seen_since_ns=time.at_ns):
@@ -138,7 +143,7 @@ class QueryHandlers(Query):
             view = self._gone.get(engine)
             ledger = self._past.last(engine) if view is None else None
             if ledger is not None and (ledger.has_stream or is_without_stream(ledger)):
-                view = msgspec.structs.replace(engine_view(ledger, {}), status="gone")
+                view = msgspec.structs.replace(engine_view(ledger, ()), status="gone")
             if view is not None:
                 known[engine] = view
         self._gone = known
@@ -166,7 +171,8 @@ class QueryHandlers(Query):
             live = self._past.ledger(report.engine)
         except NotKnown:  # it is over, and of its engine nothing else is kept
             return schema.FindingDetail(report, [])
-        began_ns, ended_ns = found.life(live.now_ns)
+        lived = found.intervals(live.now_ns)
+        began_ns, ended_ns = lived[0].since_ns, lived[-1].resolved_ns
         margin = max(MARGIN_NS, (ended_ns - began_ns) // 10)
         return schema.FindingDetail(
             report, self._points(live, began_ns - margin, ended_ns + margin, MAX_FINDING_POINTS)
@@ -184,9 +190,9 @@ class QueryHandlers(Query):
         ]
         return msgspec.structs.replace(self.find_alerts(), thresholds=in_force)
 
-    def _firing(self, engine: str, at_ns: int = windows.FOREVER) -> dict[str, int]:
+    def _firing(self, engine: str, at_ns: int) -> list[Finding]:
         with self._lock:
-            return windows.firing_by_severity(self.lifecycle, engine, at_ns)
+            return windows.firing_at(self.lifecycle, engine, at_ns)
 
     # ---------------------------------------------------------------- requests, blocks, events
 
@@ -196,7 +202,7 @@ class QueryHandlers(Query):
         """Return the pool and the queues over time, evenly thinned."""
         if not abs(seconds) <= MAX_PAST_S:  # nor is it NaN
             raise BadQuestion(f"seconds is a number up to {MAX_PAST_S:,}")
-        live = self._past.ledger(engine)
+        live = self._past.ledger_for("points", engine)
         last = self._past.time(live, until)
         since_ns = self._past.time(live, since).at_ns if since else round(last.at_ns - seconds * 1e9)
         return self._points(live, since_ns, last.at_ns, limit)
@@ -208,12 +214,13 @@ class QueryHandlers(Query):
 
     def requests(self, engine: str, at: str = "") -> list[schema.RequestView]:
         """Return requests that are active or hold blocks, then those that ended recently."""
+        self._past.ledger_for("requests", engine)
         with self._past.as_of(engine, at) as (ledger, _):
             return request_views(ledger)
 
     def request(self, engine: str, id: str, at: str = "") -> schema.RequestDetail:
         """One request."""
-        self._past.streamed(engine)
+        self._past.ledger_for("request", engine)
         with self._past.as_of(engine, at, history=True) as (ledger, batches):
             return request_detail(ledger, id, batches)
 
@@ -228,6 +235,8 @@ class QueryHandlers(Query):
         to_ns = self._past.time_of_any(until)[0].at_ns if until else windows.FOREVER
         found: Found = {}
         with self._lock:
+            if engine in self.fleet.engines:
+                require(self.fleet.engines[engine], "find_request")
             for ledger in self.fleet.engines.values():
                 if engine in ("", ledger.engine):
                     for one in in_ledger(ledger, part, from_ns, to_ns):
@@ -241,18 +250,19 @@ class QueryHandlers(Query):
 
     def block(self, engine: str, id: int, at: str = "") -> schema.BlockDetail:
         """One block."""
-        self._past.streamed(engine)
+        self._past.ledger_for("block", engine)
         with self._past.as_of(engine, at, history=True) as (ledger, batches):
             return block_detail(ledger, id, batches(ledger.now_ns - BLOCK_HISTORY_NS))
 
     def block_map(self, engine: str, at: str = "") -> schema.BlockMap:
         """Return the state of every block."""
+        self._past.ledger_for("block_map", engine)
         with self._past.as_of(engine, at) as (ledger, _):
             return block_map(ledger)
 
     def block_colours(self, engine: str, by: schema.Colouring, at: str = "") -> schema.BlockColours:
         """Every block by one of its properties."""
-        live = self._past.streamed(engine)
+        live = self._past.ledger_for("block_colours", engine)
         if by == "prefix":
             time = self._past.time(live, at)
             ledger = self._past.window(live, time.at_ns - WINDOW_NS, time)
@@ -272,7 +282,7 @@ class QueryHandlers(Query):
         block: int | None = None,
     ) -> list[schema.EventView]:
         """Events in order: of a window, or around a position."""
-        live = self._past.streamed(engine)
+        live = self._past.ledger_for("events", engine)
         if around:
             middle = self._past.time(live, around)
             from_ns, to_ns = middle.at_ns - AROUND_NS, middle.at_ns + AROUND_NS
@@ -289,7 +299,7 @@ class QueryHandlers(Query):
 
     def prefix_cache(self, engine: str, at: str = "") -> schema.PrefixCacheView:
         """Return the prefix cache as a forest, and its recent evictions."""
-        live = self._past.streamed(engine)
+        live = self._past.ledger_for("prefix_cache", engine)
         time = self._past.time(live, at)
         ledger = self._past.window(live, time.at_ns - WINDOW_NS, time)
         return self._past.prefixes(ledger, now=not at)
@@ -298,7 +308,7 @@ class QueryHandlers(Query):
 
     def retained_blocks(self, engine: str, since: str = "", until: str = "") -> schema.RetainedBlocksView:
         """Return every block that is held, and the fate of those that were allocated in a window."""
-        live = self._past.streamed(engine)
+        live = self._past.ledger_for("retained_blocks", engine)
         first, last = self._past.times(live, since, until)
         return retained_blocks(self._past.window(live, first.at_ns, last), first.at_ns)
 
@@ -306,7 +316,7 @@ class QueryHandlers(Query):
         """Why usage fell, or throughput stopped, around a time."""
         if not MIN_DROP_WINDOW_S <= window_s <= MAX_DROP_WINDOW_S:
             raise BadQuestion(f"window_s={window_s:g} is not a number of seconds from 0.001 to 86400")
-        live = self._past.streamed(engine)
+        live = self._past.ledger_for("usage_drop", engine)
         if at:
             at_ns = self._past.time(live, at).at_ns
         else:
@@ -317,7 +327,7 @@ class QueryHandlers(Query):
 
     def explain(self, engine: str, since: str = "", until: str = "") -> schema.ExplanationView:
         """Return a summary of a window."""
-        live = self._past.ledger(engine)
+        live = self._past.ledger_for("explain", engine)
         first, last = self._past.times(live, since, until)
         if is_without_stream(live):
             samples = self._past.samples(live, first.at_ns, last.at_ns)
@@ -348,7 +358,7 @@ class QueryHandlers(Query):
         other_until: str = "",
     ) -> schema.Diff:
         """Return the improvements and regressions in a window."""
-        live = self._past.ledger(engine)
+        live = self._past.ledger_for("compare", engine)
         against = live if other in ("", engine) else self._past.ledger(other)
         last_ns = self._past.time(live, until).at_ns
         if since:

@@ -15,6 +15,7 @@ from ..planning.kv_pool import RESERVED_NULL_BLOCKS, CacheGroup, KvPool
 from ..planning.model_shape import CacheKind
 from ..planning.plan_request import DEFAULT_RELEASE_OF_PLAN, MeasuredLoad, PlanRequest, RunningPool, plan_from_request
 from ..planning.plan_types import CapacityPlan
+from .availability import need_of
 from .schema import CalculatorView, MemoryView
 
 MAX_ASKED = 1 << 40
@@ -66,9 +67,7 @@ def _in_log(ledger: EngineLedger) -> tuple[dict[str, int], dict[str, int]]:
     try:
         breakdown, _ = breakdown_of(ledger.facts.values())
     except NoBreakdown:
-        raise NotKnown(
-            f"{ledger.engine} did not report the memory of its device (a MEMORY event, or the lines in its log)"
-        ) from None
+        raise NotKnown(f"{ledger.engine}: {need_of('memory')}") from None
     known = {
         "device_total": breakdown.device_total,
         "weights": breakdown.weights,
@@ -199,10 +198,7 @@ def _exposed_pool(ledger: EngineLedger) -> RunningPool:
     if not blocks and tokens and size:
         blocks = tokens // size
     if not (blocks and size):
-        raise NotKnown(
-            f"{ledger.engine} states neither its blocks nor their size: its metrics page has both in"
-            " vllm:cache_config_info"
-        )
+        raise NotKnown(f"{ledger.engine}: {need_of('plan')}")
     length = _whole_fact(ledger, "max_model_len") or _whole_fact(ledger, "max_concurrency_tokens") or _length(ledger)
     most = (blocks - 1) * size  # block 0 is vLLM's own
     fact = ledger.facts.get("served_model_name") or ledger.facts.get("model")

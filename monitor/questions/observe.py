@@ -70,6 +70,11 @@ class Window(NamedTuple):
 
 
 ALWAYS: Final = Window()
+JUDGE_LOG_EVERY_NS: Final = 30_000_000_000
+"""A log that is read whole is judged as often as an engine that is scraped twice a minute, when the engine stops
+computing tokens or goes on, and at its end. Each line is in the window that a judgement reads, and weeks of a log have
+more lines than there is time to judge.
+"""
 
 
 def when(text: str, end_ns: int) -> int:
@@ -248,7 +253,8 @@ def _read_past(target: str, source: Source, settings: Settings, window: Window) 
     """Read all of it, or until the end of the window. The events before the window determine what is held at its
     beginning. Of samples, only those of the window count.
     """
-    watch = Pipeline(settings)
+    is_log = source.status().kind == TargetKind.LOG
+    watch = Pipeline(settings, judge_every_ns=JUDGE_LOG_EVERY_NS) if is_log else Pipeline(settings)
     span = _span_of(target, source, window)
     kinds: set[type[Record]] = set()
     facts: list[Fact] = []

@@ -25,6 +25,7 @@ from ..history.segment_files import keyframe_of
 from ..ledger.engine_ledger import MAX_POINTS, POINT_EVERY_NS, EngineLedger, Fleet, Point
 from ..ledger.partial_replay import fork
 from ..ledger.prefix_tree import PrefixCacheView, Prefixes, by_branch, prefixes
+from .availability import require
 from .recent_past import Recent, StreamTime, parse_stream_time, size_of
 from .schema import EpochView, GapView, HistoryView
 
@@ -157,11 +158,10 @@ class Past:
             raise NotKnown(f"there is no engine {engine!r} here; there are: {known}")
         return found
 
-    def streamed(self, engine: str) -> EngineLedger:
-        """Return the same, of an engine with an event stream. Raises NotKnown for one known from metrics only."""
+    def ledger_for(self, output: str, engine: str) -> EngineLedger:
+        """Return the same, of an engine whose source has data for the output. Raises NotKnown, with the reason."""
         found = self.ledger(engine)
-        if is_without_stream(found):
-            raise NotKnown(f"{engine} is known from metrics only: requests and blocks need its event stream")
+        require(found, output)
         return found
 
     def last(self, engine: str) -> EngineLedger | None:

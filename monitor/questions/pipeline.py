@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..base.supervision import Supervisor, WorkerFailure, WorkerKind
-from ..contract.samples import Fact, Record, ReportedEvent
+from ..contract.samples import Fact, Record, ReportedEvent, Sample
 from ..detectors.blind.reader_failed import is_gap, judged_failure
 from ..detectors.detector import Settings
 from ..detectors.findings import Finding, Transition
@@ -49,8 +49,13 @@ class Pipeline(QueryHandlers):
         settings: Settings | None = None,
         history: History | None = None,
         supervisor: Supervisor | None = None,
+        judge_every_ns: int = JUDGE_EVERY_NS,
     ) -> None:
+        """judge_every_ns: of the stream's time. An engine whose samples begin or cease to show work without a token is
+        judged at once.
+        """
         super().__init__(history)
+        self._judge_every_ns = judge_every_ns
         self.settings = settings or Settings()
         self.supervisor = supervisor or Supervisor()
         """How the parts of this process are that the engines' pictures rest on."""
@@ -63,6 +68,8 @@ class Pipeline(QueryHandlers):
         self.own_names: set[str] = set()
         """Names other than engines' that had a finding: what is found there is this process's own word."""
         self._judged_ns: dict[str, int] = {}
+        self._stands: dict[str, bool] = {}
+        """Whether the last sample of an engine shows work and no token computed."""
         self._transitions: list[Transition] = []
 
     def locked(self) -> threading.RLock:
@@ -78,7 +85,7 @@ class Pipeline(QueryHandlers):
                 self._contain(ledger, "history", "the recent past", self._past.look, ledger, record)
                 if isinstance(record, Fact | ReportedEvent):
                     last_facts[ledger.engine] = ledger  # a start-up has dozens: one judgement is enough for all
-                elif self._is_due(ledger):
+                elif self._has_turned(ledger, record) or self._is_due(ledger):
                     self._judge(ledger)
             for ledger in filter(self._is_due, last_facts.values()):
                 self._judge(ledger)
@@ -89,8 +96,16 @@ class Pipeline(QueryHandlers):
             for record in records:
                 self.fleet.apply(record)
 
+    def _has_turned(self, ledger: EngineLedger, record: Record) -> bool:
+        if not isinstance(record, Sample) or self._judge_every_ns <= JUDGE_EVERY_NS:
+            return False
+        computed = record.generation_tokens_per_s or record.prompt_tokens_per_s
+        stands = bool(record.running or record.waiting) and not computed
+        before, self._stands[ledger.engine] = self._stands.get(ledger.engine, False), stands
+        return stands != before
+
     def _is_due(self, ledger: EngineLedger) -> bool:
-        every_ns = max(JUDGE_EVERY_NS, len(ledger.state.requests) * JUDGE_REQUEST_NS)
+        every_ns = max(self._judge_every_ns, len(ledger.state.requests) * JUDGE_REQUEST_NS)
         return ledger.now_ns >= self._judged_ns.get(ledger.engine, 0) + every_ns
 
     def resume(self, records: Iterable[Record], points: Iterable[Point]) -> list[Transition]:

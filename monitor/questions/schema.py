@@ -41,9 +41,10 @@ class EngineView(msgspec.Struct, frozen=True):
     model: str
     version: str
     signal: Literal["stream", "metrics"]
-    status: Literal["serving", "slow", "idle", "paused", "stuck", "silent", "stopped", "gone", "unknown"]
-    """slow: for five minutes, half of the requests have waited far longer for their first token than they used to.
-    stuck: requests run or wait, and no token is computed. unknown: its reader is down, or nothing is exposed.
+    status: Literal["serving", "degraded", "slow", "idle", "paused", "stuck", "silent", "stopped", "gone", "unknown"]
+    """degraded: it serves, with an open finding of *warning* or above, so that somebody suffers. slow: for five
+    minutes, half of the requests have waited far longer for their first token than they used to. stuck: requests run
+    or wait, and no token is computed. unknown: its reader is down, or nothing is exposed.
     """
     at: str | None
     last_seen_s_ago: float
@@ -68,6 +69,8 @@ class EngineView(msgspec.Struct, frozen=True):
     memory: dict[str, int] = {}
     """Bytes, by the names of the MEMORY event, and `elsewhere`, without unknown values."""
     status_since: str | None = None
+    status_findings: list[str] = []
+    """Codes of the open findings that say why it is degraded, slow or stuck. Without one it is said to be serving."""
     position: str | None = None
     """Epoch and sequence of the last batch that counts here: `at` takes it."""
     first_token: LatencyView | None = None

@@ -411,21 +411,22 @@ def fired_between(findings: Findings, engine: str, from_ns: int, to_ns: int) -> 
             *findings.suppressed(),
             *findings.resolved(),
         )
-        if finding.judgement.engine == engine and 0 < finding.fired_ns <= to_ns and touches(finding, from_ns, to_ns)
+        if finding.judgement.engine == engine
+        and 0 < finding.intervals(FOREVER)[0].fired_ns <= to_ns
+        and touches(finding, from_ns, to_ns)
     ]
 
 
-def firing_by_severity(findings: Findings, engine: str, at_ns: int = FOREVER) -> dict[str, int]:
-    """Count the findings of an engine that fire now, or fired at a time (wall ns), by severity."""
-    counts: dict[str, int] = {}
-    for finding in (*findings.firing(), *findings.set_aside_since(at_ns), *findings.resolved()):
-        ended_ns = finding.resolved_ns or FOREVER + 1
-        if finding.judgement.engine == engine and finding.fired_ns <= at_ns < ended_ns:
-            counts[finding.severity] = counts.get(finding.severity, 0) + 1
-    return counts
+def firing_at(findings: Findings, engine: str, at_ns: int) -> list[Finding]:
+    """Return the findings of an engine that fired at a time (wall ns)."""
+    return [
+        finding
+        for finding in (*findings.firing(), *findings.set_aside_since(at_ns), *findings.resolved())
+        if finding.judgement.engine == engine
+        and any(one.fired_ns <= at_ns < one.resolved_ns for one in finding.intervals(FOREVER + 1))
+    ]
 
 
 def touches(finding: Finding, from_ns: int, to_ns: int) -> bool:
     """Return whether a finding was active in a window (wall ns)."""
-    began_ns, ended_ns = finding.life(FOREVER)
-    return began_ns <= to_ns and ended_ns >= from_ns
+    return any(one.since_ns <= to_ns and one.resolved_ns >= from_ns for one in finding.intervals(FOREVER))

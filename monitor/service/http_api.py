@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,10 +12,11 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from markdown_it import MarkdownIt
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.routing import Match, Route
 from starlette.types import Lifespan, Receive, Scope, Send
 
@@ -245,6 +247,20 @@ def serve_metrics(app: FastAPI, collector: Collector) -> None:
         return Response(page, media_type=media_type)
 
 
+RUNBOOK_MARKDOWN: Final = MarkdownIt("commonmark", {"html": False}).enable("table")
+"""Plug-ins bring runbooks of their own: markup in them stays text."""
+RUNBOOK_PAGE: Final = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>
+  :root {{ color-scheme: light dark }}
+  body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 48rem; margin: 2rem auto; padding: 0 1rem }}
+  pre {{ overflow-x: auto }}
+  td, th {{ text-align: left; vertical-align: top; padding: 0 1rem .5rem 0 }}
+</style></head><body><main>{body}</main></body></html>
+"""
+
+
 def serve_last(app: FastAPI) -> None:
     """Add what comes after every other route of the API, and the schemas of all answers."""
 
@@ -259,10 +275,15 @@ def serve_last(app: FastAPI) -> None:
         return JSONResponse({"detail": f"there is no /api/{path}: see /api/openapi.json"}, 404)
 
     @app.get("/docs/runbooks/{name}")
-    async def runbook(name: str) -> Response:
-        """Return the runbook of a finding code."""
+    async def runbook(request: Request, name: str) -> Response:
+        """Return the runbook of a finding code: as a page for a browser, and else as it is written."""
         text = await asyncio.to_thread(runbook_of, name.removesuffix(".md"))
-        return PlainTextResponse(f"There is no runbook {name}.", 404) if text is None else PlainTextResponse(text)
+        if text is None:
+            return PlainTextResponse(f"There is no runbook {name}.", 404)
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(text)
+        title, body = html.escape(name.removesuffix(".md")), RUNBOOK_MARKDOWN.render(text)
+        return HTMLResponse(RUNBOOK_PAGE.format(title=title, body=body), headers={"vary": "accept"})
 
     describe_answers(app)
 

@@ -32,7 +32,7 @@ def test_requests_without_a_token_for_long_are_stuck_since_the_last_one(step_s: 
     for _ in range(10):
         scene.hang(max(2.0, step_s))
     (stuck,) = scene.watch.engines()
-    assert stuck.status == "stuck"
+    assert (stuck.status, len(stuck.status_findings)) == ("stuck", 1)
     since_ns, last_token_ns = (wall_ns(at or "", 0) for at in (stuck.status_since, served.at))
     heartbeat_s = max(0.5, step_s / 8) + 0.1  # points are 100 ms apart
     assert 0 <= since_ns - last_token_ns <= heartbeat_s * 1e9
@@ -68,9 +68,9 @@ def scraped(*steps: int, every_s: int = 5, awake: bool | None = None, waiting: i
 
 
 def test_a_page_whose_count_of_steps_stands_still_beside_a_queue_is_stuck() -> None:
-    watch = scraped(1, 5, 9, 13, *[17] * 8)
+    watch = scraped(1, 5, 9, 13, *[17] * 12)
     (view,) = watch.engines()
-    assert view.status == "stuck"
+    assert (view.status, view.status_findings) == ("stuck", ["leak.finished-held"])  # nothing runs, and usage is 90 %
     assert view.status_since == scraped(1, 5, 9, 13, 17).engines()[0].at
 
 
@@ -78,11 +78,12 @@ def test_a_page_whose_count_of_steps_stands_still_beside_a_queue_is_stuck() -> N
     ("watch", "status"),
     [
         (scraped(1, 5, 9, 13, 17, 17), "serving"),
-        (scraped(1, 5, 9, 9, 13, every_s=60), "serving"),
+        (scraped(1, 5, 9, 13, *[17] * 8), "serving"),  # no finding says so yet
+        (scraped(1, 5, 9, 9, 13, every_s=60), "degraded"),
         (scraped(1, 5, 9, 13, *[17] * 8, waiting=0), "idle"),
         (scraped(1, 5, 9, 13, *[17] * 8, awake=False), "paused"),
     ],
-    ids=["two equal scrapes", "a scrape each minute", "no request", "asleep"],
+    ids=["two equal scrapes", "nothing is found yet", "a scrape each minute", "no request", "asleep"],
 )
 def test_others_are_not(watch: Pipeline, status: str) -> None:
     assert watch.engines()[0].status == status
@@ -111,7 +112,8 @@ def lines(*running: int, generated: float = 0.0) -> Pipeline:
 @pytest.mark.parametrize(
     ("watch", "status", "since"),
     [
-        (lines(1, 0, 0), "stuck", 2),
+        (lines(1, *[0] * 8), "stuck", 2),
+        (lines(1, 0, 0), "serving", 0),  # nothing is found yet
         (lines(1, 0), "unknown", 0),
         (lines(1, 1, 1), "serving", 0),  # one prompt may take minutes
         (lines(0, 0, 1), "serving", 0),

@@ -70,7 +70,7 @@ def test_the_parts_add_up_to_the_device() -> None:
 def test_a_bill_that_is_not_whole_has_no_parts() -> None:
     view = with_breakdown(kv_pool=36 * GIB).watch.memory(ENGINE)
     assert (view.parts, view.unattributed, view.measured) == ({}, None, {"kv_pool": 36 * GIB})
-    with pytest.raises(NotKnown, match="did not report the memory of its device"):
+    with pytest.raises(NotKnown, match="the memory of the device needs a MEMORY event"):
         busy(1).watch.memory(ENGINE)
 
 
@@ -85,7 +85,7 @@ def test_the_bill_of_a_log() -> None:
     view = watch.memory(engine.engine)
     assert view.parts == parts(breakdown)
     assert sum(view.parts.values()) == view.measured["device_total"] == breakdown.device_total
-    with pytest.raises(NotKnown, match="states neither its blocks nor their size"):
+    with pytest.raises(NotKnown, match="a plan needs the number of blocks and their size"):
         watch.calculator(engine.engine, 10, 10)
 
 

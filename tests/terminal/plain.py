@@ -91,7 +91,8 @@ class Plain:
         self.counts: Counter[str] = Counter()
         self.freed: Counter[str] = Counter()
         self.limits: Counter[str] = Counter()
-        self.released_free: list[int] = []
+        self.released_free: list[list[int]] = []
+        """By event, the blocks that it released without being held by its request."""
         self.born: dict[int, int] = {}
         self.lifetimes: list[int] = []
         self.last_step, self.step_ns = -1, 0
@@ -252,6 +253,7 @@ class Plain:
             case Kind.CACHED:
                 self.cached.update(event.ids)
             case Kind.RELEASED:
+                self.released_free.append([])
                 for block in event.ids:
                     self._release(asked, block, Release(a[0]).name)
             case Kind.FREE_DEFERRED:
@@ -273,7 +275,7 @@ class Plain:
     def _release(self, asked: Asked, block: int, reason: str) -> None:
         owners = self.holders.get(block, [])
         if asked.number not in owners:
-            self.released_free.append(block)
+            self.released_free[-1].append(block)
             return
         owners.remove(asked.number)
         asked.blocks.remove(block)

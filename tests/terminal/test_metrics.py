@@ -82,7 +82,7 @@ def test_requests_and_blocks_are_not_on_a_page(capsys: pytest.CaptureFixture[str
     with served(page(rows("never-freed")[0])) as server:
         for thing, name in (("request", "r-1"), ("block", "1")):
             assert main(["explain", thing, name, server.url, "--for", "0.1"]) == 3
-            assert "known from metrics only" in capsys.readouterr().err
+            assert "needs the event stream: its metrics page has totals only" in capsys.readouterr().err
 
 
 def test_a_password_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

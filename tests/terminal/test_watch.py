@@ -74,6 +74,7 @@ def test_what_is_worth_a_word() -> None:
     assert reported(finding(1, id="2")) == ["fires"]
 
 
+@pytest.mark.slow
 def test_a_stream_a_page_and_a_service_until_ctrl_c(tmp_path: Path) -> None:
     """A connector keeps blocks for long, and then gives them back; the page and the service show leaks throughout."""
     leak = finished_held("leak.finished-held:every=2")

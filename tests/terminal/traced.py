@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from kvscope.monitor.base.text import listed
 from kvscope.monitor.contract.kinds import Kind
 from kvscope.monitor.detectors.registry import THRESHOLDS
 from kvscope.monitor.questions.pipeline import Pipeline
@@ -144,17 +145,15 @@ def _watchdog(case: Case) -> str:
 
 
 def _anomaly(case: Case) -> str:
-    """The last that it names was released when it was free already."""
-    block = int(re.findall(r"block (\d+)", case.item["value"])[0])
-    assert block in case.plain.released_free
-    assert block in case.one.event.ids
+    """The last that it names were released when they were free already."""
+    blocks = [block for block in next(filter(None, reversed(case.plain.released_free))) if block in case.one.event.ids]
     case.of(Kind.RELEASED)
-    return f"block {block} released while free: reference count 0"
+    return f"block{'s' if len(blocks) > 1 else ''} {listed(blocks)}, released while free (no reference was left)"
 
 
 def _event_history(case: Case) -> str:
     event = case.one.event
-    first = int(re.findall(r"block (\d+)", case.finding["explanation"])[0])
+    first = int(re.findall(r"blocks? (\d+)", case.finding["explanation"])[0])
     assert first in event.ids
     (name,) = (each.name for each in case.culprits if each.number == event.request)
     what = f"allocated to request {name}" if event.kind == Kind.ALLOCATED else f"released by request {name} (FINISHED)"
@@ -214,7 +213,7 @@ BORNE_OUT: Final[dict[str, Callable[[Case], float | str]]] = {
     "last_step": lambda case: case.of(Kind.STEP_COMPLETED)[1],
     "cached_idle_blocks": lambda case: case.plain.idle,
     "prefix_hit_rate": lambda case: case.plain.counts["hit_tokens"] / case.plain.counts["looked_up_tokens"],
-    "anomalies": lambda case: len(case.plain.released_free),
+    "anomalies": lambda case: sum(map(bool, case.plain.released_free)),
     "anomaly": _anomaly,
     "block_history": _event_history,
 }
