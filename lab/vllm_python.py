@@ -8,7 +8,7 @@ import random
 import socket
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,11 @@ RELEASES = ("", *(sorted(path.name for path in UNPACKED.glob("[0-9]*")) if UNPAC
 
 needs_vllm = pytest.mark.skipif(
     not PYTHON, reason="KVSCOPE_TEST_VLLM does not name a Python that has vLLM (scripts/vllm.sh makes one)"
+)
+PAIRS = os.environ.get("KVSCOPE_TEST_VLLM_PAIRS", "")
+"""A Python that has that vLLM and its KV connectors' packages."""
+needs_pairs = pytest.mark.skipif(
+    not PAIRS, reason="KVSCOPE_TEST_VLLM_PAIRS does not name a Python that has them (scripts/vllm_pairs.sh makes one)"
 )
 MODEL: dict[str, Any] = TINY_LLAMA
 run_program: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
@@ -63,12 +68,19 @@ def run(module: str, *arguments: str, release: str = "", **more: str) -> str:
 
 
 def announce(directory: Path) -> Path:
-    """What an installation would leave for vLLM to find: the entry points, without installing anything there."""
+    """What an installation of kvscope would leave for vLLM to find, without installing anything there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = directory / "found" / f"{project['name']}-{project['version']}.dist-info"
+    return announce_plugins(
+        directory, project["name"], project["version"], project["entry-points"]["vllm.general_plugins"]
+    )
+
+
+def announce_plugins(directory: Path, name: str, version: str, plugins: Mapping[str, str]) -> Path:
+    """What an installation of these plug-ins (MODULE:FUNCTION by name) would leave: their entry points."""
+    info = directory / "found" / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = [f"{name} = {value}" for name, value in project["entry-points"]["vllm.general_plugins"].items()]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{plugin} = {value}" for plugin, value in plugins.items()]
     (info / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *lines]))
     return info.parent
 

@@ -2,6 +2,7 @@
 
 detector.py   the base class, what a detector declares, and what it returns
 registry.py   the detectors there are, those of other distributions, and `judge_engine`, which runs them all
+dialects.py    advice in SGLang's words
 runbook_files.py  the runbook of each code, from the wheel or the checkout
 measured_harm.py   severity by what is measured of a finding's effect, and its alternatives
 written/      what the text of a log or a report shows beside its statistics

@@ -28,7 +28,7 @@ def either_kind(*, vllm: str, kvscope: str) -> str:
 
 
 def metrics_dialect(ledger: EngineLedger) -> str:
-    """Return the engine that the metrics are of: vllm, sglang or kvscope."""
+    """Return the engine that the metrics, or its own lines in a log, are of: vllm, sglang or kvscope."""
     fact = ledger.facts.get("exposition")
     return str(fact.value) if fact is not None else "vllm"
 

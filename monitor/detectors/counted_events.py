@@ -26,6 +26,11 @@ EventCounter = Literal["failed_transfers", "expired_leases", "late_reads", "tier
 """Fields of a sample."""
 
 
+def is_few(number: int, ended: int, settings: Settings) -> bool:
+    """Return whether they are information, while so many requests ended."""
+    return number < settings(MIN_EVENTS) or number < settings(MIN_EVENT_SHARE) * ended
+
+
 class CountedEvents(NamedTuple):
     """Events of one counter. `ended` are the requests that ended meanwhile, -1 where that is not exposed. `began` is
     the last sample before the first of them, None if they began before the page was watched. `span_s` is the window, 0
@@ -45,8 +50,7 @@ class CountedEvents(NamedTuple):
 
     def severity(self, settings: Settings) -> Severity | None:
         """Return info for few of them, and else None: that of the code."""
-        few = self.number < settings(MIN_EVENTS) or self.number < settings(MIN_EVENT_SHARE) * self.ended
-        return "info" if few else None
+        return "info" if is_few(self.number, self.ended, settings) else None
 
     def since_ns(self) -> int:
         """Return since when there were any, 0 if that is not known."""

@@ -172,8 +172,8 @@ def _forecast_text(forecast: PoolForecast | None) -> str:
 
 
 def _waiting_in_figures(ledger: EngineLedger) -> bool:
-    """Whether a request waits by the last figures. Where they do not have that, one may."""
-    return not ledger.samples or ledger.samples[-1].waiting != 0
+    """Whether a request waits by the last figures, or may, since they do not have that number."""
+    return bool(ledger.samples) and ledger.samples[-1].waiting != 0
 
 
 def severity_by_harm(judged: Judgement, severity: Severity, harm: FindingHarm, lasts_s: float) -> Severity:

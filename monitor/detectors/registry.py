@@ -29,9 +29,12 @@ import msgspec
 from ..base import plugins
 from ..base.plugins import Plugin, PluginRegistry, PluginTimeout, call_within
 from ..ledger.engine_ledger import EngineLedger
+from .advice import metrics_dialect
 from .detector import SIGNALS, CanCause, Detector, Settings, Signal, Threshold, signals_of
+from .dialects import in_sglang
 from .harm.unclaimed_harm import HarmDetector
 from .judgement import SEVERITIES, HoldsBlocks, Judgement, TextJudgement
+from .measured_harm import verdict_of
 from .runbook_files import runbook_text
 from .written import judge_text
 
@@ -261,22 +264,29 @@ def judge_engine(
     judgements: list[Judgement] = []
     causes: list[Judgement] = []
 
+    def graded(judged: Judgement) -> Judgement:
+        """Return what a text shows with its severity: it measures no harm, and excludes no alternative."""
+        is_text = isinstance(judged, TextJudgement)
+        return verdict_of(ledger, judged, CATALOGUE[judged.code].severity, ()) if is_text else judged
+
     def judge_by(detector: Detector[Any]) -> None:
         if isinstance(detector, HarmDetector):
             judgements.extend(detector.detect_unclaimed(ledger, settings, causes))
             return
-        for judged in detector.detect(ledger, settings):
+        for judged in map(graded, detector.detect(ledger, settings)):
             judgements.append(judged)
             if isinstance(judged, HoldsBlocks) or (judged.severity or detector.severity) != "info":
                 causes.append(judged)
 
     def judge_by_text() -> None:
         known = {judged.code: judged.verdict for judged in judgements if not judged.pending}
-        judgements.extend(judge_text(ledger, known, CATALOGUE, settings))
+        judgements.extend(map(graded, judge_text(ledger, known, CATALOGUE, settings)))
 
     for detector in detectors_for(ledger):
         contain(f"the detector {detector.code}", partial(judge_by, detector))
     contain("what a text shows", judge_by_text)
+    if metrics_dialect(ledger) == "sglang":
+        judgements = list(map(in_sglang, judgements))
     return [*judgements, *PLUGINS.judge(ledger, settings)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.monitor.contract.kinds import Holder, Release, Status
+from kvscope.monitor.contract.kinds import Holder, Load, Release, Status
 from tests.detectors.spoken import Spoken, value
 
 
@@ -29,6 +29,22 @@ def test_blocks_kept_to_be_sent_and_blocks_that_a_fetch_fills_are_two_leaks(fetc
     scene.wait(400)
     finding = scene.only(code)
     assert (finding.culprits.requests, finding.culprits.blocks) == (["r-1"], [1, 2])
+
+
+@pytest.mark.parametrize(("failed", "severity"), [(3, "warning"), (2, "info")])
+def test_requests_that_fail_while_their_kv_is_fetched_are_named(failed: int, severity: str) -> None:
+    scene = Spoken()
+    for number in range(6):
+        scene.log.arrived(number, f"r-{number}", 8, 8, 0, 2, 4)
+        scene.log.waiting_on(number, Status.WAITING_FOR_REMOTE_KVS)
+        if number >= failed:
+            scene.log.remote_load(number, Load.DELIVERED, 8)
+        scene.say()
+        scene.log.finished(number, Status.FINISHED_ERROR if number < 4 else Status.FINISHED_STOPPED)
+    scene.say()
+    finding = scene.only("stuck.remote-load")
+    assert (finding.severity, finding.verdict) == (severity, "likely")
+    assert finding.culprits.requests == [f"r-{number}" for number in range(failed)]
 
 
 def test_a_deadline_of_something_other_than_the_connector_is_no_lease() -> None:

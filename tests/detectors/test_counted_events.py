@@ -116,6 +116,22 @@ def test_fetches_that_end_are_none(ends: str) -> None:
     assert found(*[{FETCHING: 3.0, **IDLE}] * 4) == []  # not a minute yet
 
 
+@pytest.mark.parametrize(("idle_of_six", "slow"), [(4, True), (3, False)])
+def test_a_tier_is_slow_where_nothing_runs_for_its_loads_most_of_the_time(idle_of_six: int, slow: bool) -> None:
+    loading = {FETCHING: 5.0, "vllm:num_requests_waiting": 5.0}
+    pages = [
+        loading
+        | {"vllm:num_requests_running": float(number >= idle_of_six)}
+        | {"vllm:kv_offload_load_bytes_total": 1e6 * number, "vllm:generation_tokens_total": 1e4 + number}
+        for number in range(6)
+    ]
+    findings = found(*pages)
+    assert [each.code for each in findings] == [TIER] * slow
+    if slow:
+        assert (findings[0].severity, findings[0].verdict) == ("warning", "likely")
+    assert found(*(page | {"vllm:kv_offload_load_bytes_total": 1e6} for page in pages)) == []
+
+
 def test_a_tier_without_a_hit_is_named_once_more_than_the_pool_holds_has_missed() -> None:
     looked_up, hits = "vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total"
     local = {"vllm:prefix_cache_queries_total": 1e6, "vllm:prefix_cache_hits_total": 4e5}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.monitor.contract.kinds import SCHEMA, Kind, Release, Stage, Status
+from kvscope.monitor.contract.kinds import SCHEMA, Kind, Limit, Release, Stage, Status
 from kvscope.monitor.contract.samples import Fact
 from kvscope.monitor.contract.wire import Run, batch_of
 from kvscope.monitor.detectors.registry import THRESHOLDS
@@ -81,6 +81,23 @@ def test_a_long_request_that_does_not_move_is_not_excused() -> None:
     scene.launch()
     scene.beat(10)
     assert not scene.firing(LONG_REQUEST)
+
+
+def test_a_long_request_whose_steps_are_slow_is_told_once() -> None:
+    """A step takes ten seconds. While it is computed the request gets no token, and stands still by no measure."""
+    scene = Spoken()
+    scene.arrive(1, list(range(1, 20)))
+    found = []
+    for step in range(10):
+        scene.log.tick()
+        scene.log.step_launched(step, [1], [1])
+        for _ in range(10):
+            scene.wait(1)
+            found.append(bool(scene.firing(LONG_REQUEST)))
+        scene.log.progressed([1], [76 + step], [step])
+        scene.log.step_completed(step, 10_000_000_000, Limit.NONE, 13, 0, 19)
+    assert found == sorted(found)
+    assert found.count(True) > 90
 
 
 def test_lost_events_are_told_and_forgotten() -> None:

@@ -52,6 +52,7 @@ def finding(code: str, *change: str, engine: str = "a") -> FindingReport:
     )
 
 
+@pytest.mark.slow
 def test_no_report_or_recording_gets_opposite_advice(capsys: pytest.CaptureFixture[str]) -> None:
     found: dict[str, list[str]] = {}
     advised = 0

@@ -43,7 +43,7 @@ def test_a_lookup_that_never_hits_is_one_finding_through_pauses_and_a_hit_ends_i
     beginning = list(range(40))
     rng = scene.lab.rng
     for number in range(16):
-        scene.live(70)
+        scene.live(70, every=2)
         for _ in range(4):
             first = [rng.randrange(1000, 9000) for _ in beginning] if number % 2 else beginning
             scene.lab.arrive([*first, rng.randrange(1000)], max_tokens=2)
@@ -52,7 +52,7 @@ def test_a_lookup_that_never_hits_is_one_finding_through_pauses_and_a_hit_ends_i
     assert scene.watch.findings("resolved") == []
     fault = scene.lab.faults.on[PREFIX_HITS]
     fault.limit = fault.triggers
-    scene.live(70)
+    scene.live(70, every=2)
     for _ in range(2):
         scene.lab.arrive([*beginning, 1], max_tokens=2)
         scene.run_until_idle()

@@ -99,8 +99,9 @@ def test_every_threshold_is_used_by_some_detector(monkeypatch: pytest.MonkeyPatc
     first.beat(3)
     leased = scenes.Spoken()
     leased.watch.settings = asked
-    leased.arrive(7, [3])
-    leased.log.finished(7, Status.FINISHED_STOPPED)
+    for number, block in ((7, 3), (8, 4)):
+        leased.arrive(number, [block])
+        leased.log.finished(number, Status.FINISHED_STOPPED)
     leased.log.free_deferred(7, [3], Holder.CONNECTOR, lease_deadline_ns=1)
     leased.log.free_deferred(8, [4], Holder.SESSION)
     leased.log.tier(TierOp.PINNED, Tier.HOST, 1, 1, [5])

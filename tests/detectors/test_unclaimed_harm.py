@@ -13,6 +13,7 @@ from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.sources.recording import Recording
 from tests.detectors.spoken import Observer, recorded, value
 from tests.detectors.test_lost_request import Served
+from tests.detectors.test_step_time import StepCost, Timed
 
 
 def graver(observer: Observer) -> list[FindingReport]:
@@ -95,7 +96,28 @@ def test_a_cause_that_is_pending_is_told_first() -> None:
     assert not [each for each in scene.watch.findings("resolved") if each.code.startswith("harm.")]
 
 
-def test_while_a_step_computes_nobody_is_harmed() -> None:
+@pytest.mark.parametrize(
+    ("step_s", "steps", "bound_s"),
+    [(0.05, 60, 5), (3.0, 36, 9), (0.05, 19, 20), (0.05, 2, 20)],
+)
+def test_a_step_that_does_not_end_is_in_a_finding_within_the_bound(step_s: float, steps: int, bound_s: float) -> None:
+    """Five seconds, or three times the slowest step: 20 s among the first 20 steps."""
+    scene = Timed(StepCost(step_s))
+    scene.enter(1, 100)
+    for _ in range(steps):
+        scene.run({1: 1})
+    scene.launch({1: 1})
+    for _ in range(round(bound_s / 2)):
+        scene.hang(1)
+    assert not scene.watch.lifecycle.firing()
+    for _ in range(round(bound_s / 2) + 4):
+        scene.hang(1)
+    for _ in range(40):  # and it stays in one, while a cause takes over
+        assert ("r-1",) in [finding.judgement.requests for finding in scene.watch.lifecycle.firing()]
+        scene.hang(1)
+
+
+def test_while_a_step_larger_than_any_before_computes_nobody_is_harmed() -> None:
     scene = Served()
     scene.arrive(1, [3, 4])
     scene.beats(22, queued=1)

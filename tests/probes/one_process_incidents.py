@@ -78,6 +78,28 @@ def lost_blocks_and_room(begin: Begin) -> None:
     engine.run(FOR_GOOD, load)
 
 
+def dropped_table(begin: Begin) -> None:
+    """A preemption drops the block table of its request without a free. It gets others, runs on and ends.
+
+    Prints the request and the blocks that its table had.
+    """
+    engine = begin(kv_transfer_config=None, num_gpu_blocks_override=70)
+    preempt, dropped = engine.scheduler._preempt_request, 0
+
+    def preempt_badly(request: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal dropped
+        if not dropped:
+            blocks = [block.block_id for block in tables(engine).pop(request.request_id)]
+            dropped = len(blocks)
+            print("dropped", request.request_id, *blocks, flush=True)
+        return preempt(request, *args, **kwargs)
+
+    engine.scheduler._preempt_request = preempt_badly
+    engine.until(lambda: dropped, lambda: crowd(engine))
+    engine.until(lambda: not engine.engine.has_unfinished_requests())
+    engine.run(FOR_GOOD, engine.chat)
+
+
 def pause_new(begin: Begin) -> None:
     """The operator holds new requests back while none runs."""
     engine = begin()
@@ -332,6 +354,7 @@ INCIDENTS_IN_ONE_PROCESS: Final = {
     for each in (
         lost_blocks,
         lost_blocks_and_room,
+        dropped_table,
         pause_new,
         late_heartbeats,
         slow_early_step,

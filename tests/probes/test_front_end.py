@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -164,6 +165,25 @@ def test_a_request_that_ends_before_it_arrives_leaves_the_ledger(joined: Joined,
     joined.drain_until(lambda: not joined.inbox.pending)
     assert not joined.ledger.state.requests
     assert joined.ledger.state.totals.client_gone == (end == "gone")
+
+
+def test_a_request_that_arrives_and_ends_during_a_check_has_arrived(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined.front_end.received(request("r-1"))
+    joined.drain_until(lambda: joined.inbox.pending)
+    joined.front_end.ended("r-1")
+    take = joined.inbox._take
+
+    def arrive_first(*message: Any) -> None:
+        joined.arrive("r-1")
+        take(*message)
+
+    monkeypatch.setattr(joined.inbox, "_take", arrive_first)
+    joined.drain_until(lambda: not joined.inbox.pending)
+    joined.drain()
+    assert joined.status("r-1") == Status.WAITING
+    assert not joined.ledger.state.totals.finished
 
 
 def test_a_client_that_leaves_a_request_of_the_scheduler_is_reported(joined: Joined) -> None:

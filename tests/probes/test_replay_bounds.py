@@ -56,6 +56,7 @@ def answered(
     raise AssertionError(f"no answer to {question} within {timeout_s} s")
 
 
+@pytest.mark.slow
 def test_a_client_that_asks_and_never_reads_is_made_few_keyframes(tmp_path: Path) -> None:
     """Another one is answered meanwhile, and the engine's batches go on."""
     lab = Lab(total=50_000, clock=time, pack=False)
@@ -144,6 +145,7 @@ def test_damaged_questions_are_counted_and_others_answered(tmp_path: Path) -> No
         assert answered(polite, AskKeyframe())[0].source == "keyframe"
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_does_not_read_has_few_messages_waiting(tmp_path: Path) -> None:
     lab = Lab(total=60, clock=time, pack=False)
     context = zmq.Context()
@@ -200,6 +202,7 @@ with published(lab, Path(sys.argv[1]), heartbeat_s=0.0, ring_bytes=250_000) as p
 """
 
 
+@pytest.mark.slow
 def test_readers_that_come_and_go_do_not_end_the_engine(tmp_path: Path) -> None:
     """Messages grow and shrink meanwhile. libzmq crashes if its queue is made shorter as a subscriber goes."""
     ran = subprocess.run(

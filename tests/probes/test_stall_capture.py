@@ -76,6 +76,7 @@ def follow(stream: LiveStream, ledger: EngineLedger, seconds: float) -> None:
             ledger.apply(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "function", "layer"),
     [
@@ -98,6 +99,7 @@ def test_a_thread_that_stands_still_is_read(
     assert str(Path(__file__).parent) not in stack.frames
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_parts")
 @pytest.mark.parametrize("engine", ["healthy"], indirect=True)
 def test_a_thread_that_goes_on_is_not(engine: tuple[LiveStream, EngineLedger, str]) -> None:

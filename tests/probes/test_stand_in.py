@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from kvscope.monitor.contract.kinds import Kind, Release, Status
+from kvscope.monitor.detectors.corrupt.anomalies import DoubleFree
+from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.ledger.records import AnomalyKind
 from kvscope.monitor.probes.packer import Vitals
 from kvscope.monitor.probes.vllm.blocks_needed import BlocksNeeded
@@ -98,7 +100,8 @@ def test_a_request_in_no_queue_that_has_ended_is_not_reported(dropped: bool) -> 
         probed.scheduler.requests["a"] = request("a", "FINISHED_STOPPED")
     for _ in range(CHECKS):
         probed.probe.vitals()
-    assert not_queued(probed) == set()
+    reported = [event.kind for batch in probed.drain().recent for event in batch.events()]
+    assert Kind.NOT_QUEUED not in reported
 
 
 # ---------------------------------------------------------------- blocks that a request needs
@@ -258,8 +261,24 @@ def test_a_block_freed_once_too_often_by_no_request_is_corruption() -> None:
     (block,) = made.kv_cache_manager.group.allocate("a", pool, 1)
     pool.free_blocks([block])
     ledger = probed.drain()
-    assert ledger.anomalies[0].anomaly.block == block.block_id
+    assert ledger.anomalies[0].anomaly.blocks == [block.block_id]
     assert not ledger.losses
+
+
+def test_a_request_that_frees_its_blocks_again_after_its_end_is_named() -> None:
+    made = scheduler()
+    probed, manager, pool = Probed(made), made.kv_cache_manager.group, made.kv_cache_manager.block_pool
+    made.add_request(request("a"))
+    made.add_request(request("b"))
+    freed = manager.allocate("a", pool, 2)
+    made.finish_requests("a")
+    assert manager.allocate("b", pool, 1)[0] in freed
+    manager.req_to_blocks["a"] = freed
+    manager.free("a", pool)
+    (judgement,) = DoubleFree().detect(probed.drain(), Settings())
+    assert judgement.requests == ("a",)
+    assert sorted(judgement.blocks) == sorted(block.block_id for block in freed)
+    assert any("owned by b" in str(line.value) for line in judgement.evidence)
 
 
 def test_a_reference_that_was_taken_without_the_pool_is_counted_as_missed() -> None:
@@ -361,9 +380,9 @@ def test_a_request_that_got_blocks_and_no_tokens_waits_for_its_fetch_until_that_
     record = probed.drain().request("a")
     assert record is not None
     assert record.status == Status.WAITING_FOR_REMOTE_KVS
-    made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving=None))
+    made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving=None, finished_sending=None))
     assert not probed.drain().request("a").ready_ns  # type: ignore[union-attr]
-    made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving={"a"}))
+    made._update_from_kv_xfer_finished(SimpleNamespace(finished_recving={"a"}, finished_sending=None))
     assert probed.drain().request("a").ready_ns  # type: ignore[union-attr]
 
 

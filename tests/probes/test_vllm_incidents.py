@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 
+import anyio
 import httpx2
 import psutil
 import pytest
@@ -69,6 +70,7 @@ class Observed:
         self.left: Counter[str] = Counter()
         """How many were aborted, by the phase that they were in."""
         self._names: dict[int, str] = {}
+        self._scopes: dict[asyncio.Task[None], anyio.CancelScope] = {}
         self.http = httpx2.AsyncClient(timeout=PATIENCE_S, limits=httpx2.Limits(max_connections=None))
 
     @property
@@ -90,8 +92,10 @@ class Observed:
         """What there is to say of the server, its clients and the monitor."""
         processes = [(each.name(), each.status()) for each in psutil.Process(self.server.process.pid).children(True)]
         answered = {name: client.done() for name, client in self.clients.items()}
-        log = self.server.log.read_text()[-2000:]
-        return f"{processes}, answered {answered}, left {self.left}, {self.watch.findings()}, {log}"
+        log = self.server.log.read_text()
+        _, begins, first_error = log.partition("Traceback")
+        told = f"{begins}{first_error[:4000]}\n…\n{log[-2000:]}"
+        return f"{processes}, answered {answered}, left {self.left}, {self.watch.findings()}, {told}"
 
     def look(self) -> None:
         """Take what has come."""
@@ -114,7 +118,15 @@ class Observed:
 
     def come(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
         """A client asks."""
-        self.clients[f"cmpl-{name}-0"] = asyncio.create_task(self._ask(name, prompt_tokens, max_tokens))
+        scope = anyio.CancelScope()
+        client = asyncio.create_task(self._until_left(scope, name, prompt_tokens, max_tokens))
+        self.clients[f"cmpl-{name}-0"] = client
+        self._scopes[client] = scope
+
+    async def _until_left(self, scope: anyio.CancelScope, name: str, prompt_tokens: int, max_tokens: int) -> None:
+        """Task.cancel() may hit the HTTP client as it closes idle connections, which stay open then: a scope waits."""
+        with scope:
+            await self._ask(name, prompt_tokens, max_tokens)
 
     async def _ask(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
         rng = random.Random(name)
@@ -134,12 +146,12 @@ class Observed:
 
     def leave(self, name: str) -> None:
         """That client closes its connection."""
-        self.clients.pop(name).cancel()
+        self._scopes[self.clients.pop(name)].cancel()
 
     async def close(self) -> None:
-        for client in self.clients.values():
-            client.cancel()
-        await asyncio.gather(*self.clients.values(), return_exceptions=True)
+        for scope in self._scopes.values():
+            scope.cancel()
+        await asyncio.gather(*self._scopes, return_exceptions=True)
         await self.http.aclose()
         self.stream.close()
 

@@ -28,10 +28,21 @@ CLIENTS = 16
 
 
 class Server:
-    """`vllm serve` with the probe on, or without it. `log` is where it writes. engine_id: as KVSCOPE_ENGINE_ID."""
+    """`vllm serve` with the probe on, or without it. `log` is where it writes. engine_id: as KVSCOPE_ENGINE_ID.
+    The model is made, in `directory` if none is named. `more` is its environment's.
+    """
 
-    def __init__(self, directory: Path, *arguments: str, engine_id: str = "", probe: bool = True) -> None:
-        model = save_model(directory / "model")
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        engine_id: str = "",
+        probe: bool = True,
+        python: str = PYTHON,
+        model: Path | None = None,
+        **more: str,
+    ) -> None:
+        model = save_model(model or directory / "model")
         save_tokenizer(model)
         events, port = free_ports(), free_ports()
         self.url, self.events = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
@@ -40,7 +51,7 @@ class Server:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    PYTHON,
+                    python,
                     "-m",
                     "vllm.entrypoints.cli.main",
                     "serve",
@@ -74,6 +85,7 @@ class Server:
                     PYTHONPATH=f"{ROOT}{os.pathsep}{announce(directory)}" if probe else "",
                     KVSCOPE_EVENTS=self.events if probe else "",
                     KVSCOPE_ENGINE_ID=engine_id,
+                    **more,
                 ),
             )
 

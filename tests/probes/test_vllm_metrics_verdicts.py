@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import anyio
 import httpx2
 import pytest
 
@@ -54,7 +55,10 @@ async def overload(server: Server) -> tuple[FindingReport, float, float]:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
+    async with (
+        httpx2.AsyncClient(timeout=PATIENCE_S, limits=limits) as client,
+        anyio.create_task_group() as clients,
+    ):
 
         async def ask() -> None:
             asked_s.append(loop.time())
@@ -65,12 +69,11 @@ async def overload(server: Server) -> tuple[FindingReport, float, float]:
 
         async def ask_steadily() -> None:
             while True:  # whatever a scrape of the busy server takes
-                clients.append(asyncio.create_task(ask()))
+                clients.start_soon(ask)
                 await asyncio.sleep(ASKED_EVERY_S)
 
-        clients: list[asyncio.Task[None]] = []
-        clients.append(asyncio.create_task(ask_steadily()))
         try:
+            clients.start_soon(ask_steadily)
             while loop.time() - began_s < PATIENCE_S:
                 watch.feed(await asyncio.to_thread(page.poll, 0.0))
                 firing = [each for each in watch.findings("firing") if each.code == OVERLOAD]
@@ -81,8 +84,7 @@ async def overload(server: Server) -> tuple[FindingReport, float, float]:
                     return firing[0], rates[0], rates[1]
                 await asyncio.sleep(ASKED_EVERY_S)
         finally:
-            for each in clients:
-                each.cancel()
+            clients.cancel_scope.cancel()
             page.close()
     (ledger,) = watch.fleet.engines.values()
     raise AssertionError([(s.at_ns, s.running, s.waiting, s.deferred, s.finished, s.usage) for s in ledger.samples])

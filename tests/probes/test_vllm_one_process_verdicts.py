@@ -91,6 +91,22 @@ def test_requests_that_fit_beside_lost_blocks_are_not_starved_by_them(engine: In
     assert not hit_by(engine.firing()[LOST_BLOCKS])
 
 
+@incident("dropped_table")
+def test_a_table_that_a_preemption_drops_is_one_leak_of_exactly_its_blocks(engine: Incident) -> None:
+    engine.wait_for(lambda: LOST_BLOCKS in engine.firing() and engine.firing()[LOST_BLOCKS].verdict == "confirmed")
+    (line,) = [line for line in engine.log.read_text().splitlines() if line.startswith("dropped ")]
+    _, request_id, *blocks = line.split()
+    engine.until_ledger(lambda ledger: any(request_id.startswith(record.id) for record in ledger.ended))
+    engine.go_on(5)
+    finding = engine.firing()[LOST_BLOCKS]
+    assert len(finding.culprits.requests) == 1
+    assert request_id.startswith(finding.culprits.requests[0])
+    assert finding.culprits.blocks == sorted(map(int, blocks))
+    assert not {code for code in engine.fired if code.startswith("corrupt.")}
+    assert engine.ready_ledger.balance().holds
+    assert not engine.ready_ledger.anomalies
+
+
 # ---------------------------------------------------------------- pauses, slow steps, heartbeats
 
 

@@ -12,11 +12,10 @@ import httpx2
 import psutil
 import pytest
 
-from kvscope.lab.vllm_python import needs_vllm
+from kvscope.lab.vllm_python import announce_plugins, needs_vllm
 from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.ledger.balance import balance_of
 from kvscope.monitor.sources.live_stream import LiveStream
-from tests.probes.losing_front_end import announce_losing
 from tests.probes.test_vllm_incidents import TRIES, Observed, observed
 from tests.probes.test_vllm_live import PATIENCE_S, Server
 
@@ -28,7 +27,7 @@ FRONT_END, STALLED, DIVERGED = "stuck.front-end", "stuck.engine-stalled", "stuck
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("vllm")
-    announce_losing(directory)
+    announce_plugins(directory, "losing-front-end", "1.0", {"losing": "tests.probes.losing_front_end:register"})
     server = Server(directory)
     try:
         server.wait()

@@ -15,7 +15,7 @@ from ..written.written_view import TextDetector, WrittenView, quotes
 class StaleRemoteRead(TextDetector):
     """A read of blocks that may be another request's by then.
 
-    Sees: a line by which a decode worker read blocks that this engine had released, since their lease had ended.
+    Sees: a line by which the other engine used blocks that this engine had released at the end of their lease.
     Likely when: always, since nothing shows whether the blocks were in use again by then.
     """
 
@@ -34,7 +34,7 @@ class StaleRemoteRead(TextDetector):
             lines[0],
             evidence=(Evidence("reads", view.reported.count("stale_read"), "lines", "log"), *quotes(lines)),
             explanation=(
-                "A decode worker read blocks of a request that this engine had released: their lease had ended, and by"
+                "The other engine used blocks of a request that this engine had released: their lease had ended, and by"
                 " then they may hold another request's KV. The client gets status 200 and an answer that may be wrong."
             ),
             missing="whether the blocks had been reused by then: the event stream of a probe on the prefill side",

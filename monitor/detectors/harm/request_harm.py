@@ -14,7 +14,8 @@ from ...ledger.engine_ledger import EngineLedger
 from ...ledger.engine_state import EVENT_BITS
 from ...ledger.harms import Harmed, known_until_ns
 from ...ledger.records import RequestState
-from ..detector import Causes, Settings, Threshold
+from ..detector import Causes, Settings
+from ..engine_pace import without_token_s
 from ..judgement import ENGINE_PAUSED, NO_WORK, Judgement, hits_its_blocks, seen
 from ..runbook_files import FindingFields
 from ..stuck.waiting_requests import Overdue, overdue_judgement, overdue_requests, requests_text, since_text
@@ -25,12 +26,6 @@ PENDING_TIMES: Final = 3
 """A pending finding claims a harm until it has lasted so many times as long as it may: a cause that is seen by then has
 fired.
 """
-NO_TOKEN_S: Final = Threshold(5, "s", "a reader of a streamed answer notices a pause of five seconds as a fault")
-TIMES_EXPECTED: Final = Threshold(
-    3, "times", "of the slowest recent step: a request may miss the step after a full one, and not the one after that"
-)
-EARLY_STEPS: Final = Threshold(20, "steps", "the first ones may load, compile and capture, and show no pace")
-EARLY_S: Final = Threshold(20, "s", "before the engine has shown a pace: a kernel takes seconds to compile")
 
 
 class RequestHarm(HarmDetector[Judgement]):
@@ -43,7 +38,7 @@ class RequestHarm(HarmDetector[Judgement]):
         """Return who is harmed now, for however short a time."""
         raise NotImplementedError
 
-    def until_ns(self, ledger: EngineLedger) -> int:
+    def until_ns(self, ledger: EngineLedger, settings: Settings) -> int:
         """Return until when the harm is known to have lasted."""
         return ledger.looked_ns
 
@@ -67,7 +62,7 @@ class RequestHarm(HarmDetector[Judgement]):
             return
         claimed = claimed_requests(ledger, [cause for cause in causes if not cause.pending])
         for_now = claimed_requests(ledger, causes)
-        grace_of, until_ns = self.grace_of(ledger, settings), self.until_ns(ledger)
+        grace_of, until_ns = self.grace_of(ledger, settings), self.until_ns(ledger, settings)
         since = {number: max(each.since_ns, state.mode_since_ns) for number, each in found.items()}
         unclaimed = [
             each.record
@@ -109,7 +104,7 @@ class RequestHarm(HarmDetector[Judgement]):
 class TokenHarm(RequestHarm):
     """Finds running requests that come no further: for longer than the engine's own pace explains."""
 
-    def until_ns(self, ledger: EngineLedger) -> int:
+    def until_ns(self, ledger: EngineLedger, settings: Settings) -> int:
         """Return when the step in flight began, if there is one: it may have their token."""
         return known_until_ns(ledger)
 
@@ -130,13 +125,6 @@ def _is_known(ledger: EngineLedger, record: RequestState) -> bool:
         return True
     places = (record.passed_over_at, record.refused_at, record.stalled_at)
     return max(places) >> EVENT_BITS > last.after
-
-
-def without_token_s(ledger: EngineLedger, settings: Settings) -> float:
-    """Return for how long a request that runs may get no token, by the engine's own pace."""
-    least = settings(EARLY_S) if ledger.step_times.count < settings(EARLY_STEPS) else settings(NO_TOKEN_S)
-    slowest_s = max((seconds for _, seconds in ledger.step_times.steps), default=0.0)
-    return max(least, settings(TIMES_EXPECTED) * slowest_s)
 
 
 def whom(late: Overdue) -> str:

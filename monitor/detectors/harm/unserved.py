@@ -9,12 +9,13 @@ from ...contract.kinds import Cause
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.harms import LEFT_OUT_FOR, Harmed, has_room, unserved
 from ..detector import Causes, Settings, Threshold
+from ..engine_pace import without_token_s
 from ..judgement import Judgement, hits_its_blocks, hits_its_requests, seen
 from ..runbook_files import FindingFields
 from ..stuck.waiting_requests import Overdue
 from .held_blocks import HeldBlocks
 from .overtaken import Overtaken
-from .request_harm import RequestHarm, since_when, whom, without_token_s
+from .request_harm import RequestHarm, since_when, whom
 
 _OTHER_REASONS: Final = LEFT_OUT_FOR | {int(Cause.KV_BLOCKS)}
 """Reasons that may hold though nothing runs: codes of their own judge them."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...base.text import counted, duration, listed, percent
+from ...contract.kinds import Status
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.records import RequestState
-from ..counted_events import counted_events
+from ..counted_events import EVENTS_WINDOW_S, counted_events, is_few
 from ..detector import Causes, FromSamples, Settings, StreamDetector, Threshold
 from ..engine_pace import MORE_TIME, OutsideWaitLimit, at_pace_s, may_be_slow, outside_wait_limit
 from ..judgement import SLOW_TRANSFER, Alternative, Evidence, Judgement, holds_what_it_needs, seen
+from ..leak.deferred_blocks import connector_text
 from ..sample_math import last_window, moved, seconds_apart
 from ..shared_thresholds import LEAST_SCRAPES
 from .head_of_line import HeadOfLine
@@ -59,9 +61,11 @@ def _waits_its_turn(ledger: EngineLedger, record: RequestState) -> bool:
 class RemoteLoad(StreamDetector[Judgement]):
     """Requests that wait for a fetch of KV that does not end.
 
-    Sees: requests that wait for KV from another engine or tier for longer than fetches of this engine take.
+    Sees: requests that wait for KV from another engine or tier for longer than fetches of this engine take, or that the
+    engine ended as failed while they did.
     Confirmed when: the connector reported the end of each fetch, and the running engine has not processed it.
-    Likely when: no end was reported: a large transfer over a slow link takes as long.
+    Likely when: no end was reported: a large transfer over a slow link takes as long. Or they failed, and the engine
+    does not say why.
     Cannot tell: first fetches of an engine may simply be slow.
     Not when: the engine sleeps (stuck.lost-wakeup), or the fetch has ended and the request waits for its turn.
     """
@@ -82,6 +86,37 @@ class RemoteLoad(StreamDetector[Judgement]):
         """Yield the fetches that take too long."""
         under_way = [r for r in fetch_waits(ledger).under_way if not _waits_its_turn(ledger, r)]
         yield from self._from_stream(ledger, settings, under_way)
+        yield from self._failed_requests(ledger, settings)
+
+    def _failed_requests(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
+        """Yield requests whose clients got an error instead of an answer, since their KV did not come."""
+        if not ledger.state.totals.finished.get(Status.FINISHED_ERROR):
+            return
+        recent = [r for r in ledger.ended if ledger.age_s(r.finished_ns) < settings(EVENTS_WINDOW_S)]
+        failed = [r for r in recent if r.status == Status.FINISHED_ERROR and r.fetching_ns]
+        if not failed:
+            return
+        few = is_few(len(failed), len(recent), settings)
+        position = ledger.at(failed[-1].fetching_at)
+        yield self.finding(
+            ledger,
+            key="failed",
+            severity="info" if few else None,
+            since_ns=ledger.wall(failed[0].finished_ns),
+            position=position,
+            requests=tuple(record.id for record in failed),
+            evidence=(
+                seen("failed_requests", len(failed), "requests", position),
+                seen("requests_ended", len(recent), "requests", position),
+            ),
+            explanation=(
+                f"Of {counted(len(recent), 'request')} that ended in the last {duration(settings(EVENTS_WINDOW_S))},"
+                f" {len(failed):,} failed while {connector_text(ledger)} fetched their KV: the clients got an error."
+                " The other side may have exited, dropped the requests, or have a different model, layout or release."
+            ),
+            case="Failed transfers",
+            missing="why each failed: the log at that time",
+        )
 
     def _limits(
         self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
@@ -161,8 +196,7 @@ class RemoteLoad(StreamDetector[Judgement]):
 
 def _reported_text(ledger: EngineLedger, ended: list[RequestState], count: int) -> str:
     """Describe what the connector reported of `count` fetches, of which these have ended."""
-    name = ledger.description.kv_connector
-    by = f"the KV connector ({name})" if name else "the connector"
+    by = connector_text(ledger)
     if not ended:
         return f"{by} has reported neither success nor failure"
     if len(ended) == count:

@@ -43,9 +43,9 @@ class SlotsExhausted(TextDetector):
             line,
             evidence=(Evidence("missing_slots", round(missing), "slots", "log", line.position), *quotes(lines)),
             explanation=(
-                f"{counted(round(missing), 'request slot')} of {number_of(line, 'total') or 0:,.0f} belong to no"
-                " request while nothing is running. Once all are gone, the engine admits no request, however much"
-                " memory is free."
+                f"{counted(round(missing), 'request slot')} of {number_of(line, 'total') or 0:,.0f}"
+                f" {'belongs' if round(missing) == 1 else 'belong'} to no request while nothing is running. Once"
+                " all are gone, the engine admits no request, however much memory is free."
             ),
             missing="which request kept its slot",
         )

@@ -98,7 +98,7 @@ class BlockHooks:
             if who is None or who[0] not in self._state.numbers:
                 if sys._getframe(2).f_code.co_name == FREES_COPIES:  # beyond the wrapper
                     self._state.free_before_copies = self._state.free_queue.num_free_blocks
-                self._released_by_others(freed)
+                self._released_by_others(freed, self._state.ended.get(who[0], NO_REQUEST) if who else NO_REQUEST)
             else:
                 request_id, group, function = who
                 by_window = Release.OUT_OF_WINDOW if function != "free" else Release.ROLLED_BACK
@@ -107,8 +107,11 @@ class BlockHooks:
                 self._emitter.stamped.released(self._state.numbers[request_id], ids, reason, group)
         return (blocks, *rest), more
 
-    def _released_by_others(self, blocks: Sequence[Any]) -> None:
-        """No cache manager frees these: the scheduler behind a fence, a connector its pins, or someone by mistake."""
+    def _released_by_others(self, blocks: Sequence[Any], ended: int = NO_REQUEST) -> None:
+        """No living request frees these: the scheduler behind a fence, a connector its pins, or someone by mistake.
+
+        ended: the number of the request that a cache manager frees them for after its end.
+        """
         times: dict[int, int] = {}
         for one in blocks:
             block: int = one.block_id
@@ -118,10 +121,10 @@ class BlockHooks:
                 self._emitter.stamped.reclaimed([block], reason)
             elif self._take_pin(block):
                 self._emitter.stamped.unpinned([block])
-            elif one.ref_cnt - before > self._state.named_references(block):
+            elif ended == NO_REQUEST and one.ref_cnt - before > self._state.named_references(block):
                 self._emitter.count_missed()  # a reference that vLLM took without the pool, as for a copy on write
             else:
-                self._emitter.stamped.released(NO_REQUEST, [block], Release.ROLLED_BACK)
+                self._emitter.stamped.released(ended, [block], Release.ROLLED_BACK)
 
     def _take_pin(self, block: int) -> bool:
         pins = self._state.pins

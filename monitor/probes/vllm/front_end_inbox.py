@@ -139,7 +139,7 @@ class FrontEndInbox:
     def check(self) -> None:
         """Report what the front end did since the last check. From the drain thread."""
         now = self._log.clock.monotonic_ns()
-        fresh = dict(self._arrivals.popleft() for _ in range(len(self._arrivals)))
+        fresh = self._new_arrivals()
         for _ in range(MESSAGES_PER_CHECK):
             try:
                 payload = self._pull.recv(zmq.NOBLOCK)
@@ -155,6 +155,9 @@ class FrontEndInbox:
             self._arrived[request_id] = now, number
         self._forget(now)
 
+    def _new_arrivals(self) -> dict[str, int]:
+        return dict(self._arrivals.popleft() for _ in range(len(self._arrivals)))
+
     def close(self) -> None:
         """Stop. After the drain thread has ended."""
         self._context.destroy(linger=0)
@@ -164,7 +167,8 @@ class FrontEndInbox:
         if message.kind == FrontEndKind.RECEIVED:
             self._receive(request_id, message, fresh, now)
             return
-        number = self._pending.pop(request_id, None)
+        fresh |= self._new_arrivals()  # one that has ended by now may have arrived since this check began
+        number = None if request_id in fresh else self._pending.pop(request_id, None)
         if number is not None:  # it never arrived, and is not expected any more
             self._agreed.pop(request_id, None)
             gone = message.kind == FrontEndKind.CLIENT_GONE

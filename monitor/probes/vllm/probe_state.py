@@ -24,6 +24,8 @@ BLOCKED_STATUSES: Final = (
     Status.WAITING_FOR_REMOTE_KVS,
     Status.WAITING_FOR_STREAMING_REQ,
 )
+ENDED_NUMBERS: Final = 512
+"""Ended requests whose numbers are kept, for a free that comes after the end: those of many steps."""
 WAITING_QUEUES: Final = ("kv_holding_waiting", "skipped_waiting", "waiting")
 
 
@@ -42,6 +44,8 @@ class ProbeState:
         self.usable = self.total - RESERVED_BLOCKS
         self.numbers: dict[str, int] = {}
         """By vLLM's request id, which is not the one that clients know."""
+        self.ended: dict[str, int] = {}
+        """The numbers of the last requests that vLLM has dropped."""
         self.deferred: dict[str, int] = {}
         """Finished requests whose blocks the connector still needs, with their lease deadline (0: none)."""
         self.detached: dict[int, deque[tuple[int, Release]]] = {}
@@ -100,6 +104,9 @@ class ProbeState:
         number, name = self.numbers.pop(request_id), INTERNAL_SUFFIX.sub("", request_id)
         if self._names.get(name) == number:
             del self._names[name]
+        self.ended[request_id] = number
+        if len(self.ended) > ENDED_NUMBERS:
+            del self.ended[next(iter(self.ended))]
 
     def name(self, request_id: str) -> str:
         """Return the id that the client knows, unless another live request has it too."""

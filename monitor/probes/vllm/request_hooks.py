@@ -12,7 +12,7 @@ from .emitter import Emitter
 from .hooks import Hooks
 from .owner import beneficiary
 from .probe_state import BLOCKED_STATUSES, ProbeState, status_of
-from .vllm_description import lease_ns
+from .vllm_description import expired_leases, lease_ns, workers
 
 RELEASE_BY_STATUS: Final = {Status.FINISHED_ABORTED: Release.ABORTED, Status.FINISHED_ERROR: Release.ERROR}
 
@@ -25,6 +25,9 @@ class RequestHooks:
         self._emitter = emitter
         self._clock_ns = clock.monotonic_ns
         self._lease_ns = lease_ns(state.scheduler)
+        self._workers = workers(state.scheduler)
+        self._expired: frozenset[str] = frozenset()
+        """Requests whose leases ended, by the connector's last report."""
 
     def wrap(self, hooks: Hooks) -> None:
         """Install the hooks."""
@@ -143,7 +146,9 @@ class RequestHooks:
             self._emitter.stamped.free_deferred(number, blocks, Holder.CONNECTOR, lease_deadline_ns=deadline)
 
     def _free(self, request: Any) -> None:
-        if request.request_id in self._state.deferred:
+        if request.request_id in self._expired:
+            self._state.release_reason = Release.LEASE_EXPIRED
+        elif request.request_id in self._state.deferred:
             self._emitter.stamped.completion_delivered(self._state.numbers[request.request_id])
             self._state.release_reason = Release.TRANSFER_DONE
 
@@ -194,6 +199,11 @@ class RequestHooks:
     def _transfers(self, kv_connector_output: Any) -> None:
         """Log the connector's report, before the scheduler acts on it."""
         scheduler = self._state.scheduler
+        sent = kv_connector_output.finished_sending
+        if sent or self._expired:
+            # The workers say which are no longer needed, and of how many of them the lease expired: of all, or unknown.
+            every = expired_leases(kv_connector_output) == len(sent or ()) * self._workers
+            self._expired = frozenset(sent or ()) if every else frozenset()
         for request_id in kv_connector_output.finished_recving or ():
             request = scheduler.requests.get(request_id)  # early releases drop it if aborted
             if request is not None and status_of(request) == Status.WAITING_FOR_REMOTE_KVS:

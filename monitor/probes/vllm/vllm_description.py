@@ -138,6 +138,17 @@ def renewable_lease_s(scheduler: Any) -> float:
     return float(extra.get("kv_lease_duration", DEFAULT_NIXL_LEASE_S))
 
 
+def workers(scheduler: Any) -> int:
+    """Return how many workers report of each transfer."""
+    return int(getattr(getattr(scheduler.vllm_config, "parallel_config", None), "world_size", 1))
+
+
+def expired_leases(kv_connector_output: Any) -> int:
+    """Return how many leases all workers together count as expired in this report. Releases without counts have 0."""
+    stats = getattr(kv_connector_output, "kv_connector_stats", None)
+    return len(getattr(stats, "data", {}).get("num_kv_expired_reqs", ()))
+
+
 def _bytes_per_block(config: Any) -> int:
     sizes = [
         getattr(group.kv_cache_spec, "page_size_bytes", 0) * len(group.layer_names) for group in config.kv_cache_groups
