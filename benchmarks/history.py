@@ -39,6 +39,7 @@ from kvscope.monitor.history.segment_writer import Writer
 from kvscope.monitor.history.sql_query import SqlSource
 from kvscope.monitor.history.sql_tables import with_answer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger
+from kvscope.monitor.ledger.holders import owner_names
 from kvscope.monitor.sources.live_stream import Received
 
 EVENTS_A_SECOND = 1_000_000
@@ -189,7 +190,7 @@ def older_than(history: History, engine: str, at_ns: int) -> list[tuple[int, str
     state = ledger.state
     oldest = at_ns - OLDER_THAN_S * 1_000_000_000 - (ledger.wall(1) - 1)
     held = [block for block, refs in enumerate(state.refs) if refs and state.since[block] <= oldest]
-    return [(block, state.owner_names(block)) for block in held]
+    return [(block, owner_names(state, block)) for block in held]
 
 
 def held_by_sql(folder: Path, at_ns: int) -> int:

@@ -91,6 +91,7 @@ def test_headers_without_an_end_are_refused(server: tuple[str, str, int]) -> Non
         assert status(plain) == 431
 
 
+@pytest.mark.slow
 def test_half_a_request_is_closed_and_others_are_answered_meanwhile(server: tuple[str, str, int]) -> None:
     url, path, _ = server
     with contextlib.ExitStack() as stack:

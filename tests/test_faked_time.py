@@ -100,7 +100,8 @@ def found_on_time(service: ServiceClient, since: str = "", *more: str) -> set[st
         firing = service.findings("firing")
         codes = {found.code for found in firing if found.code != LEAK or (found.since or "") >= since}
         assert not FALSE_ALARMS & codes, [found.explanation for found in firing]
-    while (view := engine_view(service)) is None or view.status not in ("serving", "idle") or view.last_seen_s_ago > 5:
+    at_work = ("serving", "degraded", "idle")
+    while (view := engine_view(service)) is None or view.status not in at_work or view.last_seen_s_ago > 5:
         assert time.monotonic() < deadline, f"not heard of just now: {view}"
         time.sleep(0.2)
     return codes

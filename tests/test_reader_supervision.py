@@ -119,6 +119,7 @@ def followed(path: Path) -> Iterator[Followed]:
             each.reader.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ailment", AILMENTS)
 def test_a_reader_that_is_killed_is_reported_and_comes_back(tmp_path: Path, ailment: str) -> None:
     with followed(tmp_path) as each:
@@ -131,6 +132,7 @@ def test_a_reader_that_is_killed_is_reported_and_comes_back(tmp_path: Path, ailm
         assert ledger.state.counts_match(*each.lab.pool.counts()[:3]) or not ledger.uncertain_since_ns
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_is_reported_and_comes_back(tmp_path: Path) -> None:
     with followed(tmp_path) as each:
         hangs = [True]
@@ -166,6 +168,7 @@ class Page:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_page_whose_header_trickles_is_reported_and_comes_back() -> None:
     """With the times of the service. The engine is not shown as serving meanwhile."""
     answer = Page()

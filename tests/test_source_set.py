@@ -57,6 +57,7 @@ def firing(service: Service) -> dict[str, str]:
     return {found.code: found.id for found in service.watch.findings("firing")}
 
 
+@pytest.mark.slow
 def test_a_removed_engine_leaves_and_what_was_found_of_it_goes_on_when_it_is_back(tmp_path: Path) -> None:
     log = FindingsLog(tmp_path / "data" / "history")
     settings = parse_settings([f"{LEAK}.grace_s=1"])

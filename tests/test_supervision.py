@@ -56,11 +56,11 @@ def test_a_reader_that_failed_is_a_finding_of_its_engines_until_it_works() -> No
     assert len(failing(pipeline)) == 1
     assert not failing(pipeline, OTHER)
     ledgers = pipeline.fleet.engines
-    assert engine_view(ledgers[ENGINE], {}).status == "unknown"
-    assert "not read now" in str(header.health(engine_view(ledgers[ENGINE], {}), 0.0))
-    assert "exact" not in str(header.health(engine_view(ledgers[ENGINE], {}), 0.0))
-    assert "'exact'" in str(header.health(engine_view(ledgers[OTHER], {}), 0.0))
-    assert engine_view(ledgers[OTHER], {}).status != "unknown"
+    assert engine_view(ledgers[ENGINE], ()).status == "unknown"
+    assert "not read now" in str(header.health(engine_view(ledgers[ENGINE], ()), 0.0))
+    assert "exact" not in str(header.health(engine_view(ledgers[ENGINE], ()), 0.0))
+    assert "'exact'" in str(header.health(engine_view(ledgers[OTHER], ()), 0.0))
+    assert engine_view(ledgers[OTHER], ()).status != "unknown"
     page = TestClient(create_app(pipeline, list), base_url="http://127.0.0.1").get("/metrics").text
     assert 'kvscope_worker_failing{kind="reader",worker="reader tcp://here"} 1.0' in page
     assert f'kvscope_ledger_exact{{engine="{ENGINE}"}} 0.0' in page
@@ -68,7 +68,7 @@ def test_a_reader_that_failed_is_a_finding_of_its_engines_until_it_works() -> No
     pipeline.report_recovery("reader tcp://here")
     live_on()
     assert not failing(pipeline)
-    assert engine_view(ledgers[ENGINE], {}).status != "unknown"
+    assert engine_view(ledgers[ENGINE], ()).status != "unknown"
 
 
 def test_a_detector_that_raises_stops_no_other(

@@ -19,9 +19,11 @@ def obey() -> None:
     for line in sys.stdin:
         worker, _, exception = line.rstrip("\n").partition("\t")
         threads = {thread.name: thread.ident or 0 for thread in threading.enumerate()}
-        if worker:
-            ident = ctypes.c_ulong(threads[f"kvscope {worker}"])
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(getattr(builtins, exception)))
+        ident = threads.get(f"kvscope {worker}")
+        if ident:  # it may have ended just now, and not run again yet
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(ident), ctypes.py_object(getattr(builtins, exception))
+            )
         print(json.dumps(sorted(threads)), flush=True)
 
 

@@ -28,6 +28,8 @@ from .link import CutLink, SmallDisk
 PROCESSES: Final = 3
 ENGINES_EACH: Final = 4
 ENGINES: Final = PROCESSES * ENGINES_EACH
+AT_WORK: Final = ("serving", "degraded", "slow", "idle")
+"""Statuses of an engine that is received and goes on."""
 FIRST_PORT: Final = 26_000
 MONITOR_PORT: Final = 28_765
 RECEIVER_PORT: Final = 28_766
@@ -267,7 +269,7 @@ class Arena:
             sources = self.ask("/api/sources")
         except httpx2.HTTPError:
             return False
-        seen = [view for view in views if view["status"] in ("serving", "slow", "idle")]
+        seen = [view for view in views if view["status"] in AT_WORK]
         return len(seen) == ENGINES and all(source["in_step"] and not source["error"] for source in sources)
 
     def received(self) -> list[Delivered]:
@@ -276,6 +278,8 @@ class Arena:
         for line in self.log.read_text().splitlines() if self.log.exists() else ():
             entry = json.loads(line)
             data = entry["data"]
+            if data["changes"]:
+                continue  # it neither begins nor ends
             found.append(Delivered(entry["at_s"], entry["id"], data["id"], data["state"], data["engine"], data["code"]))
         return found
 

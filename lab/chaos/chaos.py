@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from .arena import ENGINES, Arena, Delivered, open_alerts, repeats, under_two_ids, wait_for
+from .arena import AT_WORK, ENGINES, Arena, Delivered, open_alerts, repeats, under_two_ids, wait_for
 from .chaos_faults import ChaosFault, DataDeleted, MonitorKill, possible_faults
 from .engines_process import chaos_engine_name
 from .history_check import HistoryCheck
@@ -176,11 +176,7 @@ class ChaosRun:
 
     def _unsettled(self) -> str:
         try:
-            late = [
-                view["engine"]
-                for view in self._arena.ask("/api/engines")
-                if view["status"] not in ("serving", "slow", "idle")
-            ]
+            late = [view["engine"] for view in self._arena.ask("/api/engines") if view["status"] not in AT_WORK]
             errors = [each["error"] or each["target"] for each in self._arena.ask("/api/sources") if each["error"]]
         except OSError as error:
             return str(error)

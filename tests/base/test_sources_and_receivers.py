@@ -33,6 +33,7 @@ def monitor(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
+@pytest.mark.slow
 def test_its_engine_is_in_doctor_beside_sources_that_fail(both: dict[str, str]) -> None:
     targets = ("acme://there:8000", "broken-raises://x", "broken-hangs://x")
     answer = monitor(both, "doctor", *targets, "--for", "1", "--timeout", "3", *QUICK, "--format", "json")
@@ -54,6 +55,7 @@ def test_what_is_loaded_is_listed(both: dict[str, str]) -> None:
     assert "no source reads this scheme" in monitor(dict(os.environ), "doctor", "acme://there:8000").stdout
 
 
+@pytest.mark.slow
 def test_on_a_service_its_receiver_gets_the_alert_and_broken_ones_disturb_nothing(both: dict[str, str]) -> None:
     with receiver() as (url, received):
         command = [sys.executable, "-m", "kvscope.monitor", "serve", "--port", "0", "--alert-private"]

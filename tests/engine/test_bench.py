@@ -63,6 +63,7 @@ def test_what_clients_saw_is_what_the_engine_did(engine: EngineProcess) -> None:
     assert all(one.began <= one.came[0] <= one.came[-1] <= one.ended for one in seen)
 
 
+@pytest.mark.slow
 def test_clients_that_lose_patience_or_leave_are_gone_for_the_engine_too(engine: EngineProcess) -> None:
     def aborted() -> float:
         return metric(engine, "request_success_total", finished_reason="abort")
@@ -91,6 +92,7 @@ def test_a_request_that_is_refused_fails_and_says_why(engine: EngineProcess) -> 
     assert "max_model_len is 4096" in made.stdout
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_fails_its_requests() -> None:
     load = BenchLoad(4, input_len=5, output_len=3000)
     made: list[ClientRecord] = []
@@ -106,6 +108,7 @@ def test_a_server_that_dies_fails_its_requests() -> None:
     assert all(0 < len(seen.came) < 3000 and seen.error for seen in made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [("--offline",), ("--simulate", "60")])
 def test_in_this_process_and_as_json(asked: tuple[str, ...]) -> None:
     arguments = ("--num-prompts", "5", "--input-len", "9", "--output-len", "4", "--block-size", "8", "--format", "json")

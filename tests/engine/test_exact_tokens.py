@@ -99,6 +99,7 @@ def test_everything_at_once(oracle: Oracle) -> None:
         assert core.scheduler.step == MAX_TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", OVERLAPPED, ids=lambda settings: next(iter(settings)))
 def test_with_each_step_planned_while_another_runs(oracle: Oracle, settings: dict[str, object]) -> None:
     if oracle.loaded.config.sliding_layers:

@@ -39,6 +39,7 @@ def find(engine: EngineProcess, code: str, enough: Callable[[FindingReport], boo
         return watch.findings("firing")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_parts")
 def test_a_completion_that_is_not_delivered_is_found_with_its_requests() -> None:
     with EngineProcess("--kv-connector", "host", "--fault", "leak.finished-held:every=2") as engine:
@@ -51,6 +52,7 @@ def test_a_completion_that_is_not_delivered_is_found_with_its_requests() -> None
         assert [(f.code, f.verdict) for f in found if f.severity != "info"] == [("leak.finished-held", "likely")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_parts")
 def test_a_free_that_is_skipped_is_found_with_its_request() -> None:
     with EngineProcess("--fault", "leak.unaccounted") as engine:

@@ -29,6 +29,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize"])
 def test_health_is_answered_while_a_long_prompt_is_tokenized(engine: EngineProcess, path: str) -> None:
     text = "few words " * 60_000

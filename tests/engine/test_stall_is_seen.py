@@ -18,6 +18,7 @@ from kvscope.engine.models import load_model
 from kvscope.engine.requests.request import SamplingParams
 from kvscope.monitor.detectors.findings import FindingReport
 from kvscope.monitor.detectors.registry import parse_settings
+from kvscope.monitor.detectors.stuck.engine_stalled import NO_ACTIVITY
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.live_stream import LiveStream
 from tests.engine.before import with_before
@@ -71,7 +72,10 @@ def test_a_first_step_that_hangs_is_likely(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
-    """Its HTTP server hangs with it; silence and a cut network look the same from here."""
+    """Its HTTP server hangs with it; silence and a cut network look the same from here.
+
+    On busy cores a step may take too long while heartbeats arrive, which is another finding: wait for the silence.
+    """
     with EngineProcess("--stall-seconds", "1") as engine:
         stream, watch = LiveStream(engine.events, engine.replay), Pipeline(parse_settings(SILENCE))
         client = httpx2.Client(base_url=engine.url, timeout=None, trust_env=False)
@@ -81,9 +85,8 @@ def test_a_frozen_process_is_likely_until_it_is_heard_again() -> None:
         try:
             watch_until(stream, watch, lambda: any(view.running for view in watch.engines()))
             engine.process.send_signal(signal.SIGSTOP)
-            watch_until(stream, watch, lambda: stalled(watch))
+            watch_until(stream, watch, lambda: any(each.missing == NO_ACTIVITY for each in stalled(watch)))
             assert stalled(watch)[0].verdict == "likely"
-            assert stalled(watch)[0].missing
             engine.process.send_signal(signal.SIGCONT)
             watch_until(stream, watch, lambda: not stalled(watch))
         finally:

@@ -111,6 +111,7 @@ def publishing(path: Path, **settings: int) -> Iterator[Publisher]:
         publisher.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring_bytes", [64 << 20, 1])
 def test_an_engine_that_began_again_before_its_service_did_is_kept_from_its_beginning(
     tmp_path: Path, ring_bytes: int

@@ -36,6 +36,7 @@ def run(cache: Path, *command: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_parts")
 def test_interpreted_they_give_what_their_twins_give(tmp_path: Path) -> None:
     seed = str(int.from_bytes(os.urandom(4)))

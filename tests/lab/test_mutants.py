@@ -82,6 +82,7 @@ def test_the_kept_draw_stays_where_the_code_does() -> None:
     assert len([one for one in other if one in kept]) / len(other) < 0.5
 
 
+@pytest.mark.slow
 def test_a_smaller_sample_is_part_of_a_larger() -> None:
     assert set(sample(60, 1, "")) < set(sample(90, 1, ""))
     assert set(sample(60, 1, "")) != set(sample(60, 2, ""))

@@ -76,6 +76,7 @@ def test_a_log_supplies_concurrency_and_the_pool_and_no_lengths(capsys: pytest.C
     assert (found["pool_tokens"], found["max_concurrency"]) == (16416, 513 / 256)
 
 
+@pytest.mark.slow
 def test_a_metrics_page_supplies_mean_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     page = whole_page()
     sums = {
