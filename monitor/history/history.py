@@ -170,18 +170,25 @@ class History:
     def last_ns(self, engine: str) -> int:
         """Return when `engine` was last received, or its page last read (wall ns), or 0 without history."""
         last = 0
-        for segment in [run[-1] for run in self._time_runs(self._segments(engine))]:
-            reader = self._open(segment)
+        for reader in filter(None, map(self._last_reader, self._time_runs(self._segments(engine)))):
             last = max((last, *reader.index.wall[-1:], *(note.at_ns for note in reader.kept_notes())))
         return last
 
     def last_wall_ns(self, engine: str) -> int:
         """Return the same by the clock that was stored with it, or 0 if never."""
         runs = self._time_runs(self._segments(engine))
-        if not runs:
+        reader = self._last_reader(runs[-1]) if runs else None
+        if reader is None:
             return 0
-        reader = self._open(runs[-1][-1])
         return reader.index.last_wall_ns or max((note.at_ns for note in reader.kept_notes()), default=0)
+
+    def _last_reader(self, run: list[HistorySegment]) -> SegmentReader | None:
+        """Return the last segment of a run that holds anything: a service may be killed as it begins one."""
+        for segment in reversed(run):
+            reader = self._open(segment)
+            if len(reader.index) or any(True for _ in reader.kept_notes()):
+                return reader
+        return None
 
     def tail(self, engine: str, since_ns: int) -> Iterator[Frame]:
         """Yield the frames from `since_ns` (wall) on, and those before from the last one that stands on its own."""
@@ -323,7 +330,7 @@ class History:
         return sorted(runs, key=self._span_of_run) if len(runs) > 1 else runs
 
     def _span_of_run(self, run: list[HistorySegment]) -> tuple[int, int]:
-        spans = [between for segment in (run[0], run[-1]) if (between := self._between(segment, first=False))]
+        spans = [between for segment in run if (between := self._between(segment, first=False))]
         return (spans[0][0], spans[-1][1]) if spans else (0, 0)
 
     def _latest_run(self, runs: list[list[HistorySegment]], at_ns: int) -> list[list[HistorySegment]]:

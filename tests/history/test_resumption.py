@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.contract import journal
 from kvscope.monitor.contract.kinds import Kind
 from kvscope.monitor.contract.wire import Run, batch_of, encode
+from kvscope.monitor.history import segment_writer
 from kvscope.monitor.history.history import History
 from kvscope.monitor.history.segment_files import directory_of, encode_note
+from kvscope.monitor.history.segment_writer import Writer
 from kvscope.monitor.ledger.engine_ledger import EngineLedger, Point
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.service.resumption import Resumption
 from kvscope.monitor.service.service import Service, ServiceConfig
+from kvscope.monitor.sources.live_stream import Received
 from tests.history.recorded import worked
 
 RESUMED = "lab@127.0.0.1:0/0"
@@ -114,3 +118,42 @@ def test_points_that_a_killed_service_had_not_written_are_written_once(
         resumed, kept = restarted(tmp_path)
         assert resumed == kept
         assert [point.at_ns for point in kept] == [point.at_ns for point in points]
+
+
+def boundaries(kept: bytes) -> list[int]:
+    """Where a file of journal records may end: empty, after its header, after each record."""
+    found = [0, len(journal.HEADER)]
+    while found[-1] < len(kept):
+        size, _ = journal.RECORD.unpack_from(kept, found[-1])
+        found.append(found[-1] + journal.RECORD.size + size)
+    return found
+
+
+def test_a_service_killed_at_any_byte_goes_on_behind_the_last_batch_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that had only begun a segment: else what it missed would never be asked for."""
+    monkeypatch.setattr(segment_writer, "SEGMENT_BYTES", 20_000)
+    lab = worked(200, clock=_Recent())
+    epoch = lab.packer.epoch
+    whole = directory_of(tmp_path / "whole" / "history", RESUMED)
+    writer, ledger = Writer(whole, lambda _path: None), EngineLedger(RESUMED)
+    for frame in lab.frames:
+        writer.keep([Received(frame, encode(frame))], ledger)
+        ledger.apply(frame)
+    writer.stop(ledger)
+    *before, last = sorted(whole.glob("*.kvj"))
+    assert len(before) > 3
+    kept, wrong = last.read_bytes(), []
+    ends = boundaries(kept)
+    for end in sorted({*ends, *(end + 3 for end in ends[:-1])}):
+        data = tmp_path / f"cut-at-{end}"
+        shutil.copytree(whole.parent, data / "history")
+        (data / "history" / whole.name / last.name).write_bytes(kept[:end])
+        batches = list(History(data / "history").batches(RESUMED, 0, 1 << 62))
+        service = Service(ServiceConfig(events=(), data=data))
+        goes_on_at = service.watch.fleet.engines[RESUMED].sequence + 1 if service.watch.fleet.engines else -1
+        service.stop()
+        if goes_on_at != batches[-1].sequence + 1 or {batch.epoch for batch in batches} != {epoch}:
+            wrong.append((end, goes_on_at, batches[-1].sequence))
+    assert not wrong
