@@ -171,9 +171,11 @@ def _restore_stale(state: EngineState, block: int) -> None:
 
 def _adopt_request(state: EngineState, number: int, args: list[int], ids: list[int], texts: Mapping[int, str]) -> None:
     holder, fence, lease_deadline_ns, detached = args[3:7]
-    name = texts.get(number, f"#{number}")
+    known = state.requests.get(number)
+    name = texts.get(number, known.id if known is not None else f"#{number}")
     if holder:
         state.defer(number, name, holder, fence, lease_deadline_ns, ids)
+        state.deferrals[number].id = name
     if detached:
         for block in ids:
             if number not in state.detached.setdefault(block, []):
@@ -189,8 +191,9 @@ def _adopt_status(state: EngineState, number: int, args: list[int], texts: Mappi
     status, computed, outputs = args[:3]
     record = state.requests.get(number)
     if record is None:
-        record = RequestState(number, texts.get(number, f"#{number}"), since_ns=state.now_ns, blocks=[], waited_ns={})
+        record = RequestState(number, f"#{number}", since_ns=state.now_ns, blocks=[], waited_ns={})
         state.requests[number] = record
+    record.id = texts.get(number, record.id)  # its arrival may have been lost
     if record.status != status:  # the event with the time and the cause was lost
         record.cause, record.since_ns, record.stalled_ns = CAUSE_OF.get(status, Cause.NONE), state.now_ns, 0
         record.since_at = state.position

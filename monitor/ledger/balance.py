@@ -7,6 +7,7 @@ UNACCOUNTED. References beyond the legitimate ones are `unexplained_references`,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from ..contract.kinds import FIRST_FINISHED, Kind, Status
 from ..contract.wire import Batch
 from .engine_state import EngineState
-from .pool_account import share_of_pool
+from .pool_account import Part, block_parts, share_of_pool
 
 RUNNING_STATUS = int(Status.RUNNING)
 _STEP_KINDS = frozenset(
@@ -79,10 +80,14 @@ def keeps_balance(state: EngineState, batch: Batch) -> bool:
 
 
 def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None) -> Balance:
-    """Return the balance of `state`. O(requests + shared blocks + blocks of requests that do not run).
+    """Return the balance of `state`. O(requests + shared blocks + blocks of requests that do not run), and O(blocks)
+    where events were lost.
 
     unexplained: its unexplained references, where they are known.
     """
+    references = sum((state.unexplained_references() if unexplained is None else unexplained).values())
+    if state.damaged:
+        return Balance(state.total, *map(Counter(block_parts(state)).__getitem__, Part), references)
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}
     looked_at = set(state.detached)  # shared blocks of which not all owners run, or may not
@@ -133,5 +138,5 @@ def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None)
         finished=counts[_FINISHED],
         reserved=state.reserved,
         unaccounted=counts[_UNACCOUNTED],
-        unexplained_references=sum((state.unexplained_references() if unexplained is None else unexplained).values()),
+        unexplained_references=references,
     )

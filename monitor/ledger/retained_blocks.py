@@ -17,7 +17,7 @@ from ..base.text import timestamp
 from ..contract.kinds import Status, name_of
 from .engine_ledger import EngineLedger
 from .event_history import request_names, scan_events
-from .pool_account import holders
+from .pool_account import Part, block_parts, holders
 from .pool_forecast import IdleFloors
 from .tally import RESIDENCY_BOUNDS_S, Histogram
 from .usage_drop import USAGE_CHANGES, references_before
@@ -113,7 +113,7 @@ def retained_blocks(ledger: EngineLedger, since_ns: int) -> RetainedBlocksView:
         freed=len(lifetimes),
         unfreed=len(born),
         still_cached=sum(state.refs[block] <= 0 and bool(state.hashes[block]) for block in given_back),
-        held_blocks=state.used,
+        held_blocks=ledger.balance().used,
         held=_by_owner(ledger),
         lifetimes=_buckets(lifetimes_histogram),
         floors=_floor_views(ledger, since_ns),
@@ -133,8 +133,8 @@ def _is_whole(ledger: EngineLedger, since_ns: int) -> bool:
 def _by_owner(ledger: EngineLedger) -> list[RetainedGroup]:
     state = ledger.state
     groups: dict[tuple[int, str], list[int]] = {}
-    for block, number in enumerate(holders(state)):
-        if state.refs[block] > 0 and block >= state.reserved:
+    for block, (number, part) in enumerate(zip(holders(state), block_parts(state), strict=True)):
+        if part not in (Part.FREE, Part.CACHED_IDLE, Part.RESERVED):
             groups.setdefault((number, _reason(ledger, number, block)), []).append(block)
     names = request_names(ledger) | {number: deferral.id for number, deferral in state.deferrals.items()}
     held = []

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from operator import truth
 from typing import Final
 
 from ..base.errors import NotKnown
@@ -15,7 +14,7 @@ from ..contract.wire import Batch
 from ..ledger.engine_ledger import EngineLedger
 from ..ledger.event_history import block_history, request_names
 from ..ledger.ledger_records import tokens_in
-from ..ledger.pool_account import holders, share_of_pool
+from ..ledger.pool_account import block_parts, holders, share_of_pool
 from ..ledger.wait_graph import because
 from .event_list import history_entry
 from .schema import BLOCK_STATES, BlockColours, BlockDetail, BlockMap, Colouring, ColourKey
@@ -23,7 +22,7 @@ from .schema import BLOCK_STATES, BlockColours, BlockDetail, BlockMap, Colouring
 
 def block_map(ledger: EngineLedger) -> BlockMap:
     """Return the state of every block."""
-    return BlockMap(ledger.engine, timestamp(ledger.now_ns), ledger.state.total, bytes(_block_states(ledger)))
+    return BlockMap(ledger.engine, timestamp(ledger.now_ns), ledger.state.total, bytes(block_parts(ledger.state)))
 
 
 def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> BlockDetail:
@@ -37,7 +36,7 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
     return BlockDetail(
         engine=ledger.engine,
         block=block,
-        state=BLOCK_STATES[_block_states(ledger)[block]],
+        state=BLOCK_STATES[block_parts(ledger.state)[block]],
         references=state.refs[block],
         owners=[names.get(number, f"#{number}") for number in state.owners(block)],
         hashed=bool(state.hashes[block]),
@@ -45,27 +44,6 @@ def block_detail(ledger: EngineLedger, block: int, batches: Iterable[Batch]) -> 
         event_history=[history_entry(line) for line in block_history(batches, block, names)],
         tokens=tokens_in(state, ledger.description, block),
     )
-
-
-def _block_states(ledger: EngineLedger) -> bytearray:
-    """Return an index into BLOCK_STATES for each block."""
-    state = ledger.state
-    _, cached, running, waiting, finished, reserved, unaccounted = range(7)
-    states = bytearray(map(truth, state.hashes)).translate(bytes([0, cached]).ljust(256))
-    states[: state.reserved] = bytes([reserved]) * state.reserved
-    # The state has the owners by name, so the other blocks need no check.
-    for block in state.unaccounted():
-        states[block] = unaccounted
-    # Liveliest last, so that it is what a shared block shows.
-    for deferral in state.deferrals.values():
-        for block in deferral.blocks:
-            states[block] = finished
-    for status in (waiting, running):
-        for record in state.requests.values():
-            if not record.is_finished and record.is_running == (status == running):
-                for block in record.blocks:
-                    states[block] = status
-    return states
 
 
 # -------------------------------------------------------------------- colours

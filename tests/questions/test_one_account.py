@@ -6,6 +6,8 @@ import io
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,9 +15,11 @@ from rich.console import Console
 
 from kvscope.dashboards.web.palette import PALETTE_SHADES
 from kvscope.dashboards.web.view_registry import PATHS
+from kvscope.engine.bench.clock import VirtualClock
 from kvscope.lab.stepped_engine import Lab
 from kvscope.monitor.base.text import counted as counted_text
 from kvscope.monitor.base.text import percent, timestamp
+from kvscope.monitor.ledger.partial_replay import observed
 from kvscope.monitor.outputs.alerting.message import AlertFigures
 from kvscope.monitor.outputs.prometheus import METRIC_HOLDERS, WatchCollector
 from kvscope.monitor.questions.pipeline import Pipeline
@@ -26,27 +30,48 @@ from tests.web.test_states import at, rows, text
 
 STEPS = 240
 EVERY = 12
+KINDS = ("shared and leaked", "two KV groups", "restarted", "batches lost", "dead")
 STATES = dict(zip(("free", "cached_idle", *METRIC_HOLDERS[2:]), BLOCK_STATES, strict=True))
 
 
-def moments(seed: int) -> list[Pipeline]:
-    """A pipeline at moments of one load: prompts share prefixes, and every third completion is never reported."""
-    rng = random.Random(seed)
-    lab = Lab(total=161, max_num_seqs=12, max_num_batched_tokens=64, connector_share=1.0, faults=[f"{LEAK}:every=3"])
+def lab_of(kind: str, clock: VirtualClock) -> Lab:
+    """Every third completion of a transfer is never reported; with two KV groups there is no connector."""
+    transfers: dict[str, Any] = {"connector_share": 1.0, "faults": [f"{LEAK}:every=3"]}
+    groups: dict[str, Any] = {"window": 12}
+    more = groups if kind == "two KV groups" else transfers
+    return Lab(total=161, max_num_seqs=12, max_num_batched_tokens=64, clock=clock, **more)
+
+
+def moments(kind: str) -> Iterator[Pipeline]:
+    """Yield a pipeline at moments of one load, whose prompts share prefixes."""
+    rng = random.Random(kind)
+    clock = VirtualClock()
+    lab, watch = lab_of(kind, clock), Pipeline()
     templates = [[], list(range(12)), list(range(24))]
-    watches = []
     for step in range(STEPS):
+        if kind == "restarted" and step == STEPS // 2:
+            lab = lab_of(kind, clock)
         if len(lab.scheduler.requests) < 24 and rng.random() < 0.3:
             own = [rng.randrange(1000) for _ in range(rng.randint(4, 20))]
             lab.arrive([*rng.choice(templates), *own], max_tokens=rng.randint(5, 25))
         lab.step(0.3)
+        if kind == "batches lost" and rng.random() < 0.05:
+            lab.frames.clear()
         if step % EVERY == 0:
             lab.flush()
-            watch = Pipeline()
             watch.feed(lab.frames)
+            lab.frames.clear()
+            if kind == "dead" and step > STEPS // 2:
+                clock.sleep(60)
+                watch.feed([observed(ENGINE, lab.packer.epoch, clock.time_ns())])
             watch.settle()
-            watches.append(watch)
-    return watches
+            yield watch
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
 
 
 def metrics(watch: Pipeline) -> dict[str, float]:
@@ -64,13 +89,8 @@ def counted_once(watch: Pipeline) -> dict[str, int]:
     return {one.id: one.counted_blocks for one in watch.requests(ENGINE) if one.counted_blocks}
 
 
-@pytest.fixture(scope="module", params=range(2))
-def watches(request: pytest.FixtureRequest) -> list[Pipeline]:
-    return moments(request.param)
-
-
-def test_every_output_states_the_same_of_the_pool(watches: list[Pipeline]) -> None:
-    for watch in watches:
+def test_every_output_states_the_same_of_the_pool(kind: str) -> None:
+    for watch in moments(kind):
         (engine,) = watch.engines()
         balance = engine.balance
         assert balance is not None
@@ -91,9 +111,9 @@ def test_every_output_states_the_same_of_the_pool(watches: list[Pipeline]) -> No
                 assert f"{shade.label} {blocks:,}{share}" in legend
 
 
-def test_every_output_states_the_same_of_each_request(watches: list[Pipeline]) -> None:
+def test_every_output_states_the_same_of_each_request(kind: str) -> None:
     shared = 0
-    for watch in watches:
+    for watch in moments(kind):
         requests = {one.id: one for one in watch.requests(ENGINE) if one.blocks}
         table = rows(PATHS["requests"].make(watch, at(watch, "/requests")), "requests")
         shown = {row[0]: (row[4], row[5]) for row in table}
@@ -108,19 +128,20 @@ def test_every_output_states_the_same_of_each_request(watches: list[Pipeline]) -
         counted = counted_once(watch)
         (engine,) = watch.engines()
         assert engine.balance is not None
-        assert sum(counted.values()) == engine.balance.used
+        nobodys = engine.balance.unaccounted if kind == "batches lost" else 0
+        assert 0 <= engine.balance.used - sum(counted.values()) <= nobodys
         now_ns = watch.fleet.engines[ENGINE].now_ns
         for seconds in (600, 1):  # what is held does not depend on the window
             retained = watch.retained_blocks(ENGINE, timestamp(now_ns - seconds * 10**9) or "")
-            assert {one.owner: one.blocks for one in retained.held} == counted
+            assert {one.owner: one.blocks for one in retained.held if one.owner} == counted
         colours = watch.block_colours(ENGINE, "owner").keys
         assert {one.request: one.blocks for one in colours if one.request}.items() <= counted.items()
     assert shared
 
 
-def test_a_finding_states_what_the_requests_hold(watches: list[Pipeline]) -> None:
+def test_a_finding_states_what_the_requests_hold(kind: str) -> None:
     leaks = 0
-    for watch in watches:
+    for watch in moments(kind):
         (engine,) = watch.engines()
         balance, counted = engine.balance, counted_once(watch)
         assert balance is not None
@@ -131,4 +152,4 @@ def test_a_finding_states_what_the_requests_hold(watches: list[Pipeline]) -> Non
                 assert len(finding.culprits.blocks) == held <= balance.finished
                 stated = f"{counted_text(held, 'block')} ({percent(held / balance.usable)} of the pool)"
                 assert stated in finding.explanation
-    assert leaks > 3
+    assert leaks > 3 or kind == "two KV groups"
