@@ -87,7 +87,18 @@ def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None)
     """
     references = sum((state.unexplained_references() if unexplained is None else unexplained).values())
     if state.damaged:
-        return Balance(state.total, *map(Counter(block_parts(state)).__getitem__, Part), references)
+        parts = Counter(block_parts(state))
+        return Balance(
+            total=state.total,
+            free=parts[Part.FREE],
+            cached_idle=parts[Part.CACHED_IDLE],
+            running=parts[Part.RUNNING],
+            waiting=parts[Part.WAITING],
+            finished=parts[Part.FINISHED],
+            reserved=parts[Part.RESERVED],
+            unaccounted=parts[Part.UNACCOUNTED],
+            unexplained_references=references,
+        )
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}
     looked_at = set(state.detached)  # shared blocks of which not all owners run, or may not

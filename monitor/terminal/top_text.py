@@ -24,6 +24,8 @@ TOP_HOLDERS: Final = (
     ("free", "·", "dim"),
 )
 """Each with its sign, so that colours are not needed."""
+IN_USE: Final = "■"
+"""Where it is not known who holds it."""
 LEGEND: Final = "█ running  ▒ waiting  ▓ finished, held  ! UNACCOUNTED  ░ cached-idle  · free"
 COLUMNS: Final = (
     ("request", 17),
@@ -61,14 +63,16 @@ def _doing(view: EngineView) -> str:
 def _top_bar(view: EngineView) -> Text:
     bar = Text("  ")
     balance = view.balance
+    if view.usage is None:
+        return bar.append("neither its usage nor who holds what is exposed")
     if balance is None:
-        return bar.append("who holds what is not exposed")
+        return bar.append(f"{IN_USE * round(TOP_BAR * view.usage):{'·'}<{TOP_BAR}}  {percent(view.usage)} in use")
     for holder, sign, style in TOP_HOLDERS:
         count = getattr(balance, holder)
         if count:
             bar.append(sign * max(1, round(TOP_BAR * (balance.share(count) or 0))), style)
     bar.truncate(TOP_BAR + 2)
-    return bar.append(f"  {percent(view.usage)} in use" if view.usage is not None else "")
+    return bar.append(f"  {percent(view.usage)} in use")
 
 
 def row(view: RequestView) -> list[str]:

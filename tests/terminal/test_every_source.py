@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import cycle
@@ -24,6 +25,7 @@ from kvscope.lab.recorded_pages import page, rows
 from kvscope.lab.recorded_pages import served as pages_served
 from kvscope.lab.stepped_recordings import leaking_lab, recording_of
 from kvscope.monitor.base.errors import BadTarget, NotKnown
+from kvscope.monitor.base.text import percent
 from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.questions.availability import KINDS_OF_SOURCE, OUTPUTS, need_of, reason
@@ -32,7 +34,9 @@ from kvscope.monitor.questions.query import Query
 from kvscope.monitor.service.service import Service, ServiceConfig
 from kvscope.monitor.sources.log_file import GrowingLog
 from kvscope.monitor.sources.source import LOOK_BACK_S
+from kvscope.monitor.terminal import top_text
 from kvscope.monitor.terminal.cli import main
+from kvscope.monitor.terminal.terminal import WIDTH
 from kvscope.monitor.terminal.watch_mode import open_live
 from tests.terminal.test_kv_events import going_on
 from tests.waiting import PATIENCE_S, until
@@ -207,6 +211,23 @@ def test_each_output_has_data_of_a_source_or_says_why_not(source: str, sources: 
 
 def test_each_output_has_data_of_prometheus_or_says_why_not(prometheus: str) -> None:
     walk("Prometheus", f"prometheus+{prometheus}")
+
+
+@pytest.mark.parametrize("source", [source for source in KINDS_OF_SOURCE if source != "Prometheus"])
+def test_doctor_and_top_state_the_usage_of_a_source_or_that_it_has_none(
+    source: str, sources: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", sources[source]]) in (0, 1)
+    report = capsys.readouterr().out
+    with read(sources[source]) as query:
+        (view,) = query.engines()
+        shown = str(top_text.engines([view], view.engine))
+    assert f"ENGINE {view.engine}"[:WIDTH] in report
+    assert view.engine in shown
+    has_owners, has_usage = KINDS_OF_SOURCE[source] == "stream", source != "KV events"
+    assert ("UNACCOUNTED" in report) == has_owners == ("not exposed by this target" not in report)
+    assert (re.search(r"usage +not exposed", report) is None) == has_usage == ("neither its usage" not in shown)
+    assert not has_usage or f"{percent(view.usage or 0.0)} in use" in shown
 
 
 @pytest.mark.parametrize("source", ["metrics page", "log", "KV events"])

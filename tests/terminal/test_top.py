@@ -92,7 +92,7 @@ def test_an_engine_known_by_its_figures_alone() -> None:
     watch = Pipeline()
     watch.feed(scraped(rows("never-freed")[:2]))
     seen = shown(watch)
-    assert "who holds what is not exposed" in seen
+    assert "0.0 % in use" in seen
     assert "0 requests live or hold blocks" in seen
 
 
