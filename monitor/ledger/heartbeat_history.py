@@ -71,6 +71,10 @@ def _is_idle(beat: Heartbeat) -> bool:
 
 
 QUEUE_LENGTHS: Final = 8
+INTERVAL_NS: Final = 1_000_000_000
+"""From one heartbeat of a live engine to the next."""
+PAUSE_NS: Final = 3 * INTERVAL_NS
+PAUSES: Final = 16
 
 
 class QueueLength(NamedTuple):
@@ -98,6 +102,10 @@ class HeartbeatHistory:
         """
         self.other_step_ns = 0
         """When a heartbeat last reported another step in flight than the last one does, or none."""
+        self._pauses: deque[tuple[int, int]] = deque(maxlen=PAUSES)
+        """From when a heartbeat was due until it came. The whole process did not run: it was stopped, or its machine
+        was, or had no processor for it.
+        """
         self.polled_ns = 0
         self.polled_at = UNKNOWN_POSITION
         """Where a heartbeat last reported polls of the KV connector since the one before."""
@@ -134,6 +142,8 @@ class HeartbeatHistory:
                 self.slept_since_ns, self.slept_until_ns = self.passed_ns, last.at_ns
             if last.step_in_flight != before.step_in_flight:
                 self.other_step_ns = before.at_ns
+            if last.at_ns - before.at_ns >= PAUSE_NS:
+                self._pauses.append((before.at_ns + INTERVAL_NS, last.at_ns))
             if _in_the_same_pass(before, last):
                 self.queue_lengths.pop()
         self.queue_lengths.append(QueueLength(wall_ns, last.running + last.waiting, last.step_in_flight >= 0))
@@ -142,6 +152,10 @@ class HeartbeatHistory:
             self.late_sends.look(before, last, polled, at, ended)
         if polled:
             self.polled_ns, self.polled_at = last.at_ns, at
+
+    def paused_s(self, since_ns: int) -> float:
+        """Return for how long the whole process did not run since then. What it was doing took no part of that time."""
+        return sum(max(0, until_ns - max(from_ns, since_ns)) for from_ns, until_ns in self._pauses) / 1e9
 
 
 def _in_the_same_pass(before: Heartbeat, last: Heartbeat) -> bool:

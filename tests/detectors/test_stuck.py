@@ -196,6 +196,23 @@ def test_silence_alone_is_only_likely() -> None:
     assert value(finding, "silent_s") == 8.0
 
 
+def test_a_process_that_did_not_run_and_goes_on_is_not_stalled() -> None:
+    """Its machine was suspended, or had no processor for it: its step is as old as that, and takes its time now."""
+    scene = stalled()
+    scene.beat(1)
+    scene.beat(60, every=60)
+    scene.beat(1)
+    assert not scene.firing(ENGINE_STALLED)
+    scene.beat(4)
+    assert scene.only(ENGINE_STALLED).verdict == "confirmed"
+
+
+def test_a_step_that_hangs_in_a_process_that_hardly_runs_is_found() -> None:
+    scene = stalled()
+    scene.beat(80, every=4)
+    assert scene.only(ENGINE_STALLED)
+
+
 def test_work_pending_and_no_step_launched() -> None:
     """The engine's thread has died between two steps; the drain thread's heart beats on."""
     scene = Watched()

@@ -91,7 +91,7 @@ class EngineStalled(StreamDetector[Judgement]):
     Confirmed when: heartbeats arrive, and a model of this engine's own step times does not allow so long a step.
     Likely when: the process sends nothing, events were lost, or no earlier step was like this one.
     Not when: the operator paused the engine, its passes find nothing to run, all requests wait for something outside
-    the scheduler, or other ranks go on (stuck.rank-diverged).
+    the scheduler, other ranks go on (stuck.rank-diverged), or the whole process did not run and goes on now.
     """
 
     code = "stuck.engine-stalled"
@@ -166,7 +166,7 @@ class EngineStalled(StreamDetector[Judgement]):
         step, since, what = halt
         grace = settings(self.grace_s)
         since_at = at(step.at) if step else at(state.places.completed, state.places.moved)
-        age = ledger.age_s(since)
+        age = ledger.age_s(since) - ledger.beats.paused_s(since)
         if not is_received:
             age = max(age if step else 0.0, silent_s)
         if age < grace / 2:
