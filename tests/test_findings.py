@@ -12,7 +12,7 @@ from kvscope.monitor.detectors.findings import (
     runbook,
     severity_at_least,
 )
-from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, Judgement
+from kvscope.monitor.detectors.judgement import SEVERITIES, Evidence, FindingHarm, Judgement
 from kvscope.monitor.detectors.registry import CATALOGUE
 
 S = 1_000_000_000
@@ -52,6 +52,21 @@ def test_a_finding_that_is_over_names_all_its_requests_and_a_recurring_one_those
     findings.update(ENGINE, 2 * S + max(RESOLVE_AFTER_NS, *SETTLES_NS.values()), [])
     over = {each.judgement.code: each.report().culprits.requests for each in findings.resolved()}
     assert over == {"leak.finished-held": ["r-1", "r-2"], "collapse.lockstep": ["r-2"]}
+
+
+def test_of_equally_severe_findings_the_one_whose_cure_relieves_most_clients_is_first() -> None:
+    findings = Findings()
+    findings.update(ENGINE, 1 * S, [judged("leak.unaccounted", harm=FindingHarm(0.6, 0, None, None))])
+    held = [judged("leak.unaccounted", harm=FindingHarm(0.6, 0, None, None))]
+    for second, waiting in ((2, 1), (3, 4)):
+        held.append(judged(f"stuck.made-up-{waiting}", severity="error", harm=FindingHarm(0.6, waiting, None, None)))
+        findings.update(ENGINE, second * S, held)
+    assert {each.severity for each in findings.firing()} == {"error"}
+    assert [each.judgement.code for each in findings.firing()] == [
+        "stuck.made-up-4",
+        "stuck.made-up-1",
+        "leak.unaccounted",
+    ]
 
 
 def test_what_never_fired_is_forgotten_without_a_word() -> None:

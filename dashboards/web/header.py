@@ -30,6 +30,7 @@ QUIET_STATUS = {
     "gone": "{which} was not received since the service began. {shown}",
 }
 """The notice above every view of an engine in such a state."""
+SEEN_THROUGH: Final = {"metrics": "/metrics", "prometheus": "Prometheus", "log": "its log", "kv-events": "KV events"}
 
 
 def title(here: Here) -> str:
@@ -53,6 +54,7 @@ def header_bar(here: Here, known_s: float = 0, every_s: float = 0) -> list[Any]:
             [
                 html.A([html.Span(className="mark", **ui.aria(hidden="true")), "kvscope"], href="/", className="brand"),
                 html.Nav(_engines(here), **ui.aria(label="Engines")),
+                *_faults(here.engine),
                 *([_search(here)] if any(engine.signal == "stream" for engine in here.engines) else []),
                 html.Div(time_menu(here, engine_now_ns(here.engine), known_s, ended), id="time"),
                 html.Button("?", type="button", id="keys-button", title="Keys (?)", **ui.aria(label="Keys")),
@@ -126,6 +128,14 @@ def _choice(engine: EngineView) -> list[Any]:
     return parts
 
 
+def _faults(engine: EngineView) -> list[html.Span]:
+    """Return a chip for an engine that was started to show an incident."""
+    if not engine.faults:
+        return []
+    about = f"Started to show an incident. Do not serve with it. Switched on: {', '.join(engine.faults)}"
+    return [html.Span(counted(len(engine.faults), "fault") + " switched on", className="chip fault", title=about)]
+
+
 def _tabs(here: Here) -> html.Ul:
     chosen = tab_of(here.place.view)
     links = []
@@ -166,7 +176,7 @@ def health(engine: EngineView, every_s: float) -> list[Any]:
         return [html.Span("not read now", className="health unsure"), *slow]
     if engine.signal == "metrics":
         return [
-            html.Span("seen through /metrics only", className="health unsure"),
+            html.Span(f"seen through {SEEN_THROUGH[engine.known_by]} only", className="health unsure"),
             *slow,
         ]
     if engine.status in QUIET_STATUS:
@@ -180,20 +190,10 @@ def health(engine: EngineView, every_s: float) -> list[Any]:
 
 
 def alarms(here: Here, complaint: str) -> list[Any]:
-    """Return the alarms: an error in the address, a fault that is switched on, an engine that has gone quiet."""
+    """Return the alarms: an error in the address, an engine that has gone quiet."""
     engine = here.engine
     which = engine.engine if len(here.engines) > 1 and not here.place.view else "this engine"
     banners = [html.P(complaint, className="banner quiet")] if complaint else []
-    if engine.faults:
-        banners.append(
-            html.P(
-                [
-                    html.Strong(f"Fault switched on in {which}: {', '.join(engine.faults)}"),
-                    html.Span("It was started to show an incident. Do not serve with it."),
-                ],
-                className="banner fault",
-            )
-        )
     shown = f"This page shows it {'at the moment that you chose' if here.moment else 'when it was last received'}"
     if is_unread(engine):
         unread = f"kvscope cannot read {which} now: see blind.reader-failed. {shown}"

@@ -1,8 +1,8 @@
 """The colour of each block state, on the map, in the bands of the chart and in every legend, and of reasons and limits.
 
 They differ in lightness as well as in hue, each from its neighbours in the chart, and are seen on light and dark alike.
-Red is kept for unaccounted blocks. Order: as the chart stacks them, what does not come back lowest, so that a leak is a
-floor that rises.
+Red is kept for unaccounted blocks, and what requests can have at once is pale. Order: as the chart stacks them, what
+does not come back lowest, so that a leak is a floor that rises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PALETTE_SHADES: Final = (
     ),
     Shade("running", "running", "running", "of requests that are being computed", (104, 168, 235)),
     Shade("waiting", "waiting", "waiting", "of requests that wait, and keep blocks meanwhile", (243, 184, 66)),
-    Shade("cached-idle", "cached_idle", "cached, idle", "kept for prefix hits until needed", (58, 145, 134)),
+    Shade("cached-idle", "cached_idle", "cached, idle", "kept for prefix hits until needed", (58, 145, 134), 0.35),
     Shade("free", "free", "free", "empty, ready to be allocated", (128, 140, 160), 0.22),
     Shade("reserved", "reserved", "reserved", "never allocated", (112, 118, 130)),
 )

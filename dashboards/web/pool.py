@@ -22,6 +22,7 @@ IN_USE: Final = (104, 168, 235)
 FIRST_TOKEN: Final = (58, 145, 134)
 QUEUE_TIME: Final = (226, 140, 60)
 POOL_SIZE: Final = (112, 118, 130)
+AVAILABLE: Final = frozenset({"free", "cached_idle", "reserved"})
 LEAST_GAP_NS: Final = 3_500_000_000
 """An engine is silent after that long: its stream has an event each second."""
 GAP_TIMES: Final = 4
@@ -34,13 +35,20 @@ def pool_row(points: Sequence[PointView], height_px: int) -> ChartRow:
     """
     if any(point.free is not None for point in points):
         totals = [sum(getattr(point, shade.field) or 0 for shade in PALETTE_SHADES) for point in points]
-        traces = block_traces(points)
+        traces = [*block_traces(points), Trace("in use", POOL_SIZE, [_in_use(point) for point in points], "line")]
         if len(set(totals)) > 1:  # restarted with another size
             traces.append(Trace("the pool", POOL_SIZE, totals, "line", title="its size then"))
         return ChartRow("Blocks", height_px, traces, max(totals, default=0))
     used = [None if point.usage is None else 100 * point.usage for point in points]
     title = "blocks of requests, from the engine's metrics: the event stream shows the owners"
     return ChartRow("Pool", height_px, [Trace("in use", IN_USE, used, title=title)], 100, " %")
+
+
+def _in_use(point: PointView) -> int | None:
+    """Return how many blocks requests cannot have now, the reserved ones left out."""
+    if point.free is None:
+        return None
+    return sum(getattr(point, shade.field) or 0 for shade in PALETTE_SHADES if shade.field not in AVAILABLE)
 
 
 def gaps_between(points: Sequence[PointView], until_ns: int) -> list[tuple[int, int]]:

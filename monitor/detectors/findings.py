@@ -478,8 +478,12 @@ def severity_at_least(severity: str, bar: Severity) -> bool:
     return SEVERITIES.index(severity) >= SEVERITIES.index(bar)
 
 
-def finding_order(finding: Finding) -> tuple[int, int, int, int]:
-    """Order by severity, then by effects, then by age. Hypotheses come last, the most probable first."""
+def finding_order(finding: Finding) -> tuple[int, int, int, int, int]:
+    """Order by severity, then by how many clients a cure relieves, by effects and by age. Hypotheses come last, the most
+    probable first.
+    """
     rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0
     severity = 0 if rank else -SEVERITIES.index(finding.severity)
-    return rank, severity, -len(finding.effects), finding.first_seen_ns
+    harm = finding.judgement.harm
+    relieved = harm.requests_waiting or 0 if harm is not None else 0
+    return rank, severity, -relieved, -len(finding.effects), finding.first_seen_ns

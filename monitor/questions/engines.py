@@ -18,6 +18,7 @@ from ..ledger.engine_ledger import EngineLedger
 from ..ledger.first_token_pace import SlowClients
 from ..ledger.memory_breakdown import measured
 from ..ledger.request_latency import SlowView, recent_request_latency, recent_sample_latency
+from .availability import known_by
 from .schema import EngineView
 from .windows import waiting_by_reason
 
@@ -201,6 +202,7 @@ def _figures_view(
         model=str(facts.get("served_model_name", facts.get("model", ""))),
         version=str(facts.get("version", "")),
         signal="metrics",
+        known_by=known_by(ledger) or "metrics",
         status=status,  # type: ignore[arg-type]
         at=timestamp(ledger.now_ns),
         last_seen_s_ago=_sample_age_s(ledger, last),

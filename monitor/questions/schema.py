@@ -79,6 +79,8 @@ class EngineView(msgspec.Struct, frozen=True):
     """The same from arrival to the first admission."""
     slow: SlowView | None = None
     """While it is slow: what clients wait, and what is usual of this engine."""
+    known_by: Literal["stream", "metrics", "prometheus", "log", "kv-events"] = "stream"
+    """The surest of its sources."""
 
 
 class RequestView(msgspec.Struct, frozen=True):
