@@ -112,3 +112,23 @@ print(probe.load().__module__)
 """
     done = python("-c", code, cwd=tmp_path)
     assert done.stdout.split() == ["kvscope.monitor.probes.vllm.plugin"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["docter", "x"], "doctor"),
+        (["explain", "reqest"], "request"),
+        (["doctor", "--fromat", "json", "x"], "--format"),
+        (["doctor", "--format", "jsno", "x"], "json"),
+        (["serve", "--alert-verdct", "likely"], "--alert-verdict"),
+        (["frobnicate"], ""),
+    ],
+)
+def test_a_wrong_word_gets_the_one_that_was_probably_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.partition("Did you mean ")[2].strip() == (f"{meant}?" if meant else "")

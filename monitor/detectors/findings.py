@@ -479,8 +479,8 @@ def severity_at_least(severity: str, bar: Severity) -> bool:
 
 
 def finding_order(finding: Finding) -> tuple[int, int, int, int, int]:
-    """Order by severity, then by how many clients a cure relieves, by effects and by age. Hypotheses come last, the most
-    probable first.
+    """Order by severity, then by how many clients a cure relieves, by effects and by age. Hypotheses come last, the
+    most probable first.
     """
     rank = finding.judgement.rank if isinstance(finding.judgement, TextJudgement) else 0
     severity = 0 if rank else -SEVERITIES.index(finding.severity)

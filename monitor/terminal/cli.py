@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Final, NoReturn
 
 from kvscope.version import kvscope_version
 
@@ -39,6 +41,23 @@ COMMANDS: Final = {
 """Each command: its module in commands/ and its line in the help."""
 
 INTERRUPTED_EXIT: Final = 130
+
+
+class CommandLine(argparse.ArgumentParser):
+    """A parser whose errors name what was probably meant by a command, an option or a choice that does not exist."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message on stderr, and exit code 2."""
+        wrong = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (-[\w-]*)", message)
+        near = get_close_matches(wrong[1] or wrong[2], set(self._words()), n=1) if wrong is not None else []
+        super().error(f"{message}. Did you mean {near[0]}?" if near else message)
+
+    def _words(self) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings
+            yield from map(str, action.choices or ())
+            for command in action.choices.values() if isinstance(action.choices, dict) else ():
+                yield from command._words() if isinstance(command, CommandLine) else ()
 
 
 def main(
@@ -76,7 +95,7 @@ def parser(
     prog: str = "monitor", *, only: Iterable[str] = tuple(COMMANDS), others: Mapping[str, str] | None = None
 ) -> argparse.ArgumentParser:
     """Build the command line. Commands outside of `only` are listed, but have no arguments yet."""
-    whole = argparse.ArgumentParser(prog=prog, description="Explains the KV memory of paged-attention LLM engines.")
+    whole = CommandLine(prog=prog, description="Explains the KV memory of paged-attention LLM engines.")
     whole.add_argument("--version", action="version", version=f"kvscope {kvscope_version()}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, line) in COMMANDS.items():
