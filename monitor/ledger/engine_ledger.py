@@ -272,6 +272,9 @@ class EngineLedger:
             if self.counting:
                 self.held_back.note(self.looked_ns, state, self.description, self.living(), self.head())
             self.points.append(point)
+            # By age, too: jitter makes fewer than MAX_POINTS an hour, and the deque would go on growing for longer.
+            while self.now_ns - self.points[0].at_ns > MAX_POINTS * POINT_EVERY_NS:
+                self.points.popleft()
 
     def _take_news(self, batch: Batch) -> None:
         news = self.state.take_news()

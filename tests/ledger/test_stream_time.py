@@ -285,3 +285,14 @@ def test_a_source_that_names_an_unknown_stage_is_believed_about_the_loss() -> No
     assert [loss.stage for loss in watched.ledger.losses] == [Stage.TRANSPORT] * 3
     assert watched.ledger.losses[0].batches == 5
     assert watched.ledger.uncertain_since_ns
+
+
+def test_points_are_kept_for_an_hour_however_seldom_they_come() -> None:
+    """Else memory would go on growing for as long as the engine's pauses make their number smaller."""
+    lab, ledger = Lab(), EngineLedger(ENGINE)
+    for _ in range(500):
+        lab.arrive(5)
+        lab.step(10)
+    for frame in lab.frames:
+        ledger.apply(frame)
+    assert 3590 <= (ledger.points[-1].at_ns - ledger.points[0].at_ns) / 1e9 <= 3600
