@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kvscope.monitor.questions.schema import PART_LABELS
+
 
 class Shade(NamedTuple):
     """A block state: its name in BLOCK_STATES and in PointView, its name on the page, what it means, its colour."""
@@ -27,17 +29,24 @@ class Shade(NamedTuple):
 
 
 PALETTE_SHADES: Final = (
-    Shade("UNACCOUNTED", "unaccounted", "UNACCOUNTED", "in use without an owner", (226, 49, 45)),
+    Shade("UNACCOUNTED", "unaccounted", PART_LABELS["unaccounted"], "in use without an owner", (226, 49, 45)),
     Shade(
         "finished",
         "finished",
-        "finished but held",
+        PART_LABELS["finished"],
         "of requests that have ended, with a deferred free",
         (139, 70, 170),
     ),
     Shade("running", "running", "running", "of requests that are being computed", (104, 168, 235)),
     Shade("waiting", "waiting", "waiting", "of requests that wait, and keep blocks meanwhile", (243, 184, 66)),
-    Shade("cached-idle", "cached_idle", "cached, idle", "kept for prefix hits until needed", (58, 145, 134), 0.35),
+    Shade(
+        "cached-idle",
+        "cached_idle",
+        PART_LABELS["cached_idle"],
+        "kept for prefix hits until needed",
+        (58, 145, 134),
+        0.35,
+    ),
     Shade("free", "free", "free", "empty, ready to be allocated", (128, 140, 160), 0.22),
     Shade("reserved", "reserved", "reserved", "never allocated", (112, 118, 130)),
 )

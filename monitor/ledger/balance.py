@@ -15,7 +15,7 @@ import msgspec
 from ..contract.kinds import FIRST_FINISHED, Kind, Status
 from ..contract.wire import Batch
 from .engine_state import EngineState
-from .pool_account import Part, block_parts, share_of_pool
+from .pool_account import PoolPart, block_parts, share_of_pool
 
 RUNNING_STATUS = int(Status.RUNNING)
 _STEP_KINDS = frozenset(
@@ -87,18 +87,7 @@ def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None)
     """
     references = sum((state.unexplained_references() if unexplained is None else unexplained).values())
     if state.damaged:
-        parts = Counter(block_parts(state))
-        return Balance(
-            total=state.total,
-            free=parts[Part.FREE],
-            cached_idle=parts[Part.CACHED_IDLE],
-            running=parts[Part.RUNNING],
-            waiting=parts[Part.WAITING],
-            finished=parts[Part.FINISHED],
-            reserved=parts[Part.RESERVED],
-            unaccounted=parts[Part.UNACCOUNTED],
-            unexplained_references=references,
-        )
+        return _balance_by_block(state, references)
     counts = [0, 0, 0, 0]
     rank_of: dict[int, int] = {}
     looked_at = set(state.detached)  # shared blocks of which not all owners run, or may not
@@ -121,12 +110,10 @@ def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None)
         for number in former:
             counts[_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED] += 1
     # Every holder has counted its shared blocks; the liveliest keeps the count. A prefix may have thousands of owners.
-    more, owner = state.more, state.owner
+    more = state.more
     counts[_RUNNING] -= sum(map(len, more.values()))
-    if more and min(map(owner.__getitem__, more)) < 0:  # where events were lost
-        counts[_RUNNING] += sum(len(others) for block, others in more.items() if owner[block] < 0)
     shared = more.keys() & looked_at
-    counts[_RUNNING] += sum(len(more[block]) for block in shared if owner[block] >= 0)
+    counts[_RUNNING] += sum(len(more[block]) for block in shared)
     for block in shared | (state.detached.keys() & looked_at):
         owners = state.owners(block)
         ranks = [*filter(None, map(rank_of.get, owners))]
@@ -135,8 +122,7 @@ def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None)
         ranks += [_FINISHED if state.is_deferred(number, block) else _UNACCOUNTED for number in ended]
         for rank in set(ranks):
             counts[rank] -= ranks.count(rank)
-        if ranks:  # not one is left where events were lost and the next audit has not yet put the owners right
-            counts[max(ranks)] += 1
+        counts[max(ranks)] += 1
     counts[_UNACCOUNTED] += sum(
         state.refs[block] > 0 and state.owner[block] < 0 and block not in state.detached for block in state.orphans
     )
@@ -149,5 +135,20 @@ def balance_of(state: EngineState, unexplained: Mapping[int, int] | None = None)
         finished=counts[_FINISHED],
         reserved=state.reserved,
         unaccounted=counts[_UNACCOUNTED],
+        unexplained_references=references,
+    )
+
+
+def _balance_by_block(state: EngineState, references: int) -> Balance:
+    parts = Counter(block_parts(state))
+    return Balance(
+        total=state.total,
+        free=parts[PoolPart.FREE],
+        cached_idle=parts[PoolPart.CACHED_IDLE],
+        running=parts[PoolPart.RUNNING],
+        waiting=parts[PoolPart.WAITING],
+        finished=parts[PoolPart.FINISHED],
+        reserved=parts[PoolPart.RESERVED],
+        unaccounted=parts[PoolPart.UNACCOUNTED],
         unexplained_references=references,
     )

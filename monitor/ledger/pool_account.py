@@ -29,7 +29,7 @@ class Activity(IntEnum):
     RUNNING = 3
 
 
-class Part(IntEnum):
+class PoolPart(IntEnum):
     """The parts of the pool. Each block is in one."""
 
     FREE = 0
@@ -73,19 +73,19 @@ def share_of_pool(blocks: int, usable: int) -> float | None:
 
 
 def block_parts(state: EngineState) -> bytearray:
-    """Return the Part that each block is in."""
-    parts = bytearray(map(truth, state.hashes)).translate(bytes([Part.FREE, Part.CACHED_IDLE]).ljust(256))
-    parts[: state.reserved] = bytes([Part.RESERVED]) * state.reserved
+    """Return the PoolPart that each block is in."""
+    parts = bytearray(map(truth, state.hashes)).translate(bytes([PoolPart.FREE, PoolPart.CACHED_IDLE]).ljust(256))
+    parts[: state.reserved] = bytes([PoolPart.RESERVED]) * state.reserved
     # The state has the owners by name, so the other blocks need no check.
     for block in state.unaccounted():
-        parts[block] = Part.UNACCOUNTED
+        parts[block] = PoolPart.UNACCOUNTED
     # Liveliest last, so that it is what a shared block shows.
     for deferral in state.deferrals.values():
         for block in deferral.blocks:
-            parts[block] = Part.FINISHED
-    for part in (Part.WAITING, Part.RUNNING):
+            parts[block] = PoolPart.FINISHED
+    for part in (PoolPart.WAITING, PoolPart.RUNNING):
         for record in state.requests.values():
-            if not record.is_finished and record.is_running == (part == Part.RUNNING):
+            if not record.is_finished and record.is_running == (part == PoolPart.RUNNING):
                 for block in record.blocks:
                     parts[block] = part
     return parts
@@ -151,7 +151,9 @@ def _holders_looked_at(state: EngineState) -> dict[int, list[int]]:
         for block in set(blocks_of(state, record)):
             found[block].append(number)
     parts = block_parts(state)
-    return {block: several for block, several in found.items() if parts[block] not in (Part.FREE, Part.CACHED_IDLE)}
+    return {
+        block: several for block, several in found.items() if parts[block] not in (PoolPart.FREE, PoolPart.CACHED_IDLE)
+    }
 
 
 def _most_active(state: EngineState, block: int, numbers: Iterable[int]) -> BlockHolder | None:

@@ -17,7 +17,7 @@ from ..base.text import timestamp
 from ..contract.kinds import Status, name_of
 from .engine_ledger import EngineLedger
 from .event_history import request_names, scan_events
-from .pool_account import Part, block_parts, holders
+from .pool_account import PoolPart, block_parts, holders
 from .pool_forecast import IdleFloors
 from .tally import RESIDENCY_BOUNDS_S, Histogram
 from .usage_drop import USAGE_CHANGES, references_before
@@ -134,7 +134,7 @@ def _by_owner(ledger: EngineLedger) -> list[RetainedGroup]:
     state = ledger.state
     groups: dict[tuple[int, str], list[int]] = {}
     for block, (number, part) in enumerate(zip(holders(state), block_parts(state), strict=True)):
-        if part not in (Part.FREE, Part.CACHED_IDLE, Part.RESERVED):
+        if part not in (PoolPart.FREE, PoolPart.CACHED_IDLE, PoolPart.RESERVED):
             groups.setdefault((number, _reason(ledger, number, block)), []).append(block)
     names = request_names(ledger) | {number: deferral.id for number, deferral in state.deferrals.items()}
     held = []

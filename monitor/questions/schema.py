@@ -32,6 +32,8 @@ SCHEMA_VERSION: Final = "2"
 
 BLOCK_STATES = ("free", "cached-idle", "running", "waiting", "finished", "reserved", "UNACCOUNTED")
 """The states of a block, in the order of the numbers that a block map uses."""
+PART_LABELS = {"cached_idle": "cached-idle", "finished": "finished, held", "unaccounted": "UNACCOUNTED"}
+"""What every output calls the parts of a Balance whose name is no word."""
 
 
 class EngineView(msgspec.Struct, frozen=True):

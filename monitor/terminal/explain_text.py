@@ -22,7 +22,15 @@ from ..ledger.usage_drop import UsageDrop
 from ..ledger.wait_graph import Wait
 from ..planning.plan_types import GIB_BYTES
 from ..questions.query import Query
-from ..questions.schema import BlockDetail, EngineView, EventHistoryEntry, EventView, PhaseView, RequestDetail
+from ..questions.schema import (
+    PART_LABELS,
+    BlockDetail,
+    EngineView,
+    EventHistoryEntry,
+    EventView,
+    PhaseView,
+    RequestDetail,
+)
 from ..questions.windows import drop_in_words
 from .memory_report import MemoryReport, Pool
 from .terminal import WIDTH, clock, put_line, wrapped
@@ -150,7 +158,7 @@ def event(explained: EventReport, console: Console) -> None:
             for name, held in (
                 ("running", balance.running),
                 ("waiting", balance.waiting),
-                ("finished, held", balance.finished),
+                (PART_LABELS["finished"], balance.finished),
                 ("UNACCOUNTED", balance.unaccounted),
             )
             if held

@@ -12,6 +12,7 @@ from ..detectors.findings import FindingReport
 from ..detectors.judgement import SEVERITIES, Evidence
 from ..detectors.measured_harm import UNSEEN_CAUSE
 from ..ledger.pool_account import share_of_pool
+from ..questions.schema import PART_LABELS
 from ..sources.targets import TargetKind
 from .explain_text import POSITION
 from .report import BalanceReport, Report, TargetReport
@@ -21,7 +22,6 @@ from .watch_mode import Change
 SIGNS = {"none": "?", "info": "·", "warning": "‼", "error": "×", "critical": "×"}
 STYLES = {"none": "bold", "info": "dim", "warning": "yellow", "error": "red", "critical": "bold red"}
 REPORT_HOLDERS = ("running", "waiting", "finished", "cached_idle", "free", "reserved", "unaccounted")
-LABELS = {"cached_idle": "cached-idle", "unaccounted": "UNACCOUNTED", "finished": "finished, held"}
 REPORT_BAR = 34
 FEW_ENGINES = 3
 """The pools of so many are shown whole, though nothing is found on them."""
@@ -110,7 +110,7 @@ def markdown(report: Report, console: Console) -> None:
             out += [f"**{_faults(balance)}**", ""]
         if balance.total is not None:
             out += ["| holder | blocks |", "|---|---:|"]
-            out += [f"| {LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in REPORT_HOLDERS]
+            out += [f"| {PART_LABELS.get(h, h)} | {getattr(balance, h):,} |" for h in REPORT_HOLDERS]
             out += [f"| **total** | {balance.total:,} |", ""]
     out += ["## Findings", "", _report_tally(report), ""]
     for finding in report.findings:
@@ -166,7 +166,7 @@ def _balance_lines(balance: BalanceReport, target: TargetReport, console: Consol
     for holder in REPORT_HOLDERS:
         count = getattr(balance, holder)
         style = "bold red" if holder == "unaccounted" and count else ""
-        label = LABELS.get(holder, holder)
+        label = PART_LABELS.get(holder, holder)
         share = share_of_pool(count, balance.total - (balance.reserved or 0)) if holder != "reserved" else None
         figures = f"{count:>10,}  {f'{percent(share):>8}' if share else ''}"
         put_line(console, f"  {label:<15} {_report_bar(count, balance.total)} {figures}".rstrip(), style)

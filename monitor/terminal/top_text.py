@@ -24,7 +24,7 @@ TOP_HOLDERS: Final = (
     ("free", "·", "dim"),
 )
 """Each with its sign, so that colours are not needed."""
-IN_USE: Final = "■"
+IN_USE_SIGN: Final = "■"
 """Where it is not known who holds it."""
 LEGEND: Final = "█ running  ▒ waiting  ▓ finished, held  ! UNACCOUNTED  ░ cached-idle  · free"
 COLUMNS: Final = (
@@ -66,7 +66,7 @@ def _top_bar(view: EngineView) -> Text:
     if view.usage is None:
         return bar.append("neither its usage nor who holds what is exposed")
     if balance is None:
-        return bar.append(f"{IN_USE * round(TOP_BAR * view.usage):{'·'}<{TOP_BAR}}  {percent(view.usage)} in use")
+        return bar.append(f"{IN_USE_SIGN * round(TOP_BAR * view.usage):{'·'}<{TOP_BAR}}  {percent(view.usage)} in use")
     for holder, sign, style in TOP_HOLDERS:
         count = getattr(balance, holder)
         if count:

@@ -62,7 +62,7 @@ def test_a_moment_is_chosen_by_a_click_and_is_kept_in_other_views(page: Page, le
     page.mouse.move(0, 0)
     points = ask(url, "points", since=place.since, until=place.until, limit=300)
     then = [point for point in points if point["at_ns"] <= wall_ns(place.at, 0)][-1]
-    for label, field in (("finished but held", "finished"), ("cached, idle", "cached_idle"), ("free", "free")):
+    for label, field in (("finished, held", "finished"), ("cached-idle", "cached_idle"), ("free", "free")):
         row = page.locator("#history-legend li").filter(has=page.get_by_text(label, exact=True))
         expect(row.locator(".count")).to_have_text(f"{then[field]:,}")
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Blocks", exact=True).click()

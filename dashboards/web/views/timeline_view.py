@@ -89,7 +89,7 @@ def _summary(here: Here, engine: EngineView, found: Sequence[FindingReport]) -> 
     tiles = (
         ("Running", number_text(engine.running), ""),
         ("Waiting", number_text(engine.waiting), queue_reasons(engine)),
-        ("Pool in use", _percent(engine.usage), "cached, idle blocks not counted"),
+        ("Pool in use", _percent(engine.usage), "cached-idle blocks not counted"),
         *([("Pool full in", full_in, band)] if full_in else []),
         ("Output", number_text(engine.output_tokens_per_s, "tok/s", no_rate(engine)), rate_note(engine)),
         ("Computed", number_text(engine.computed_tokens_per_s, "tok/s", no_rate(engine)), ""),
