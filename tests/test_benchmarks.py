@@ -23,6 +23,7 @@ ROUNDS: Final = {
     "history": "--events 20000 --blocks 500",
     "hub": "--engines 4 --blocks 500 --requests 20 --repeats 2 --others 2 --seconds 2",
     "kernels": "",
+    "logs": "--mb 0.2 --repeats 1",
     "long_prompts": "--seconds 1",
     "observers": "--repeats 1 --steps 100 --pool 2000",
     "scrape": "--repeats 2",

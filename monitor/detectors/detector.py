@@ -95,6 +95,48 @@ class SampleNeed(NamedTuple):
 Signal = Literal["stream", "metrics", "log", "kv-events", "report"]
 """A kind of evidence: the event stream, a metrics page or Prometheus, the engine's log, KV events, a bug report."""
 SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
+
+
+class Known(NamedTuple):
+    """What is known of an engine, by which it is decided which detectors have something to read.
+
+    stream: its state, from its event stream. lost: batches of that were lost. samples: the signal that brought the last
+    one, empty if there is none. kv_events: some were stored. lines: facts and events from a text.
+    """
+
+    stream: bool
+    lost: bool
+    samples: Literal["", "metrics", "log"]
+    kv_events: bool
+    lines: bool
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """Return the kinds of evidence."""
+        found: set[Signal] = set()
+        if self.stream or self.lost:
+            found.add("stream")
+        if self.samples:
+            found.add(self.samples)
+        if self.kv_events:
+            found.add("kv-events")
+        if self.lines:
+            found.update(("log", "report"))
+        return frozenset(found)
+
+
+def known_of(ledger: EngineLedger) -> Known:
+    """Return what the ledger has."""
+    samples = ledger.samples
+    return Known(
+        stream=ledger.has_stream,
+        lost=bool(ledger.losses),
+        samples=("log" if samples[-1].source == "log" else "metrics") if samples else "",
+        kv_events=bool(ledger.prefixes.stored),
+        lines=bool(ledger.facts or ledger.reported),
+    )
+
+
 CauseT = TypeVar("CauseT", bound=Judgement)
 EffectT = TypeVar("EffectT", bound=Judgement)
 JudgementT = TypeVar("JudgementT", bound=Judgement)
@@ -166,9 +208,9 @@ class Detector(Generic[JudgementT]):
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Threshold)}
         cls.thresholds = {**cls.thresholds, **own}
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
-        """Whether the ledger, which has these signals, has what `detect` reads."""
-        return not signals.isdisjoint(self.requires)
+    def applies(self, known: Known) -> bool:
+        """Whether a ledger that has this has what `detect` reads."""
+        return not known.signals.isdisjoint(self.requires)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[JudgementT]:
         """Yield a judgement for each problem of this code in the engine now. `ledger.siblings` are the other
@@ -207,9 +249,9 @@ class StreamDetector(Detector[JudgementT]):
 
     requires: ClassVar[tuple[Signal, ...]] = ("stream",)
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+    def applies(self, known: Known) -> bool:
         """Whether the engine's state is known from its event stream."""
-        return ledger.has_stream
+        return known.stream
 
 
 class FromSamples:
@@ -217,9 +259,9 @@ class FromSamples:
 
     requires: ClassVar[tuple[Signal, ...]] = ("metrics", "log")
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+    def applies(self, known: Known) -> bool:
         """Whether there are samples, and no event stream."""
-        return not ledger.has_stream and bool(ledger.samples) and not signals.isdisjoint(self.requires)
+        return not known.stream and bool(known.samples) and not known.signals.isdisjoint(self.requires)
 
 
 class FromMetrics(FromSamples):
@@ -233,9 +275,9 @@ class FromLog:
 
     requires: ClassVar[tuple[Signal, ...]] = ("log", "report")
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+    def applies(self, known: Known) -> bool:
         """Whether there are lines, and no event stream."""
-        return not ledger.has_stream and not signals.isdisjoint(self.requires)
+        return known.lines and not known.stream
 
 
 class FromKvEvents:
@@ -243,9 +285,9 @@ class FromKvEvents:
 
     requires: ClassVar[tuple[Signal, ...]] = ("kv-events",)
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+    def applies(self, known: Known) -> bool:
         """Whether there are KV events."""
-        return bool(ledger.prefixes.stored)
+        return known.kv_events
 
 
 RULE: Final = ("Sees", "Confirmed when", "Likely when", "Cannot tell", "Not when")
@@ -262,17 +304,3 @@ def surest_verdict(detector: type[Detector[Any]]) -> Verdict:
     """Return the surest verdict that its docstring has a section for."""
     rule = rule_of(detector)
     return "confirmed" if "Confirmed when" in rule else "likely" if "Likely when" in rule else "cannot-tell"
-
-
-def signals_of(ledger: EngineLedger) -> frozenset[Signal]:
-    """Return the kinds of evidence that the ledger has."""
-    found: set[Signal] = set()
-    if ledger.has_stream or ledger.losses:
-        found.add("stream")
-    if ledger.samples:
-        found.add("log" if ledger.samples[-1].source == "log" else "metrics")
-    if ledger.prefixes.stored:
-        found.add("kv-events")
-    if ledger.facts or ledger.reported:
-        found.update(("log", "report"))
-    return frozenset(found)

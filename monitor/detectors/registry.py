@@ -20,7 +20,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,7 @@ from ..base import plugins
 from ..base.plugins import Plugin, PluginRegistry, PluginTimeout, call_within
 from ..ledger.engine_ledger import EngineLedger
 from .advice import metrics_dialect
-from .detector import SIGNALS, CanCause, Detector, Settings, Signal, Threshold, signals_of
+from .detector import SIGNALS, CanCause, Detector, Known, Settings, Signal, Threshold, known_of
 from .dialects import in_sglang
 from .harm.unclaimed_harm import HarmDetector
 from .judgement import SEVERITIES, HoldsBlocks, Judgement, TextJudgement
@@ -147,8 +147,8 @@ def _checked(detector: Detector[Any], ledger: EngineLedger, item: object) -> Jud
 
 Tie = Callable[[Any, Any], bool]
 """Decides for a cause and an effect in one engine whether the one may be the other's."""
-Contain = Callable[[str, Callable[[], None]], None]
-"""Makes a call, which the text names."""
+Contain = Callable[..., None]
+"""Makes a call, which the text before it names, with the arguments after it."""
 
 
 def _discovered() -> Iterator[Detector[Any]]:
@@ -249,14 +249,18 @@ def explains(cause: Judgement, effect: Judgement) -> bool:
 
 def detectors_for(ledger: EngineLedger) -> tuple[Detector[Any], ...]:
     """Return kvscope's own detectors that have a signal of the engine to work with."""
-    signals = signals_of(ledger)
-    return tuple(detector for detector in DETECTORS if detector.applies(ledger, signals))
+    return _detectors_for(known_of(ledger))
+
+
+@cache
+def _detectors_for(known: Known) -> tuple[Detector[Any], ...]:
+    return tuple(detector for detector in DETECTORS if detector.applies(known))
 
 
 def judge_engine(
     ledger: EngineLedger,
     settings: Settings,
-    contain: Contain = lambda _what, judge: judge(),
+    contain: Contain = lambda _what, judge, *arguments: judge(*arguments),
 ) -> list[Judgement]:
     """Return what every detector finds in the engine now. `contain` makes each call and decides what becomes of an
     exception: what was found before it stays.
@@ -283,7 +287,7 @@ def judge_engine(
         judgements.extend(map(graded, judge_text(ledger, known, CATALOGUE, settings)))
 
     for detector in detectors_for(ledger):
-        contain(f"the detector {detector.code}", partial(judge_by, detector))
+        contain(f"the detector {detector.code}", judge_by, detector)
     contain("what a text shows", judge_by_text)
     if metrics_dialect(ledger) == "sglang":
         judgements = list(map(in_sglang, judgements))

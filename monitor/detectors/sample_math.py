@@ -82,7 +82,9 @@ GAPS_LOOKED_AT: Final = 32
 def last_window(samples: Sequence[Sample], holds: Callable[[Sample], bool]) -> int | None:
     """Return the index at which the last window begins in which `holds` is true, or None if it is not at the end."""
     start = len(samples)
-    while start > 0 and holds(samples[start - 1]):
+    for sample in reversed(samples):
+        if not holds(sample):
+            break
         start -= 1
     return start if start < len(samples) else None
 

@@ -266,7 +266,7 @@ def _most_at_once(ledger: EngineLedger) -> int:
 
 
 def _load_of_samples(ledger: EngineLedger) -> MeasuredLoad | None:
-    samples = list(ledger.samples)
+    samples = ledger.samples
     if not samples:
         return None
     last = samples[-1]

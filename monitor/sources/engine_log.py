@@ -34,6 +34,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -72,6 +73,27 @@ class FrontEndFact(NamedTuple):
     at_ns: int | None
 
 
+class _FrontEndLine(NamedTuple):
+    """What a line of the front end reports. `halts`: an operator halts the engine, or lets it go on."""
+
+    halts: bool | None
+    is_probe: bool
+    is_request: bool
+
+
+def _of_front_end(text: str) -> _FrontEndLine:
+    halted = HALTED.search(text)
+    return _FrontEndLine(
+        None if halted is None else halted["halt"] is not None,
+        PROBED.search(text) is not None,
+        RECEIVED.search(text) is not None,
+    )
+
+
+_answered: Final = lru_cache(maxsize=256)(_of_front_end)
+"""The same for an answered request: nine lines of ten name one of a few paths."""
+
+
 class FrontEndLines:
     """Feed it a log's lines in their order."""
 
@@ -98,15 +120,23 @@ class FrontEndLines:
 
     def line(self, text: str, position: str, at_ns: int | None) -> None:
         """Take another line."""
-        if "POST /" in text and (halted := HALTED.search(text)) is not None:
-            self._halted_at = position if halted["halt"] else ""
-        if self._run_is_over or not ("HTTP/" in text or "Received request" in text):
+        if "HTTP/" in text or "Received request" in text:
+            self._take(_of_front_end(text), position, at_ns)
+
+    def answered(self, request: str, position: str) -> None:
+        """Take the line of an answered request, which has no time."""
+        self._take(_answered(request), position, None)
+
+    def _take(self, told: _FrontEndLine, position: str, at_ns: int | None) -> None:
+        if told.halts is not None:
+            self._halted_at = position if told.halts else ""
+        if self._run_is_over:
             return
-        if PROBED.search(text) is not None:
+        if told.is_probe:
             self._probes += 1
             self._probes_since_request += bool(self._requests)
             self._last_probe = position
-        elif RECEIVED.search(text) is not None:
+        elif told.is_request:
             self._first_request = self._first_request if self._requests else (position, at_ns)
             self._requests += 1
 
@@ -143,9 +173,11 @@ STATS: Final = re.compile(
     rf"Avg prompt throughput: (?P<prompt>{NUM}) tokens/s, Avg generation throughput: (?P<generation>{NUM})"
     rf" tokens/s, Running: (?P<running>{COUNT}) reqs,"
     rf" (?:Waiting: (?P<waiting>{COUNT}) reqs|Swapped: (?P<swapped>{COUNT}) reqs, Pending: (?P<pending>{COUNT}) reqs)"
-    r"(?P<rest>(?:(?!Engine \d|\d Engines|Avg prompt).)*)",
+    r"(?P<rest>[^\dEA\n]*+(?:(?!Engine \d|\d Engines|Avg prompt).[^\dEA\n]*+)*+)",
     re.ASCII,
 )
+MOST_BEFORE_STATS: Final = len("9999 Engines Aggregated: ")
+"""Characters of a match before the figures."""
 USAGE_PERCENT: Final = re.compile(rf"KV cache usage: ({NUM})%", re.ASCII)
 DEFERRED: Final = re.compile(rf", Deferred: ({COUNT}) reqs", re.ASCII)
 HIT_RATE: Final = re.compile(rf", Prefix cache hit rate: ({NUM})%", re.ASCII)
@@ -240,8 +272,8 @@ class Log:
             self._stamps.expect_years_of(text for _, text in head)
         for line in pasted_lines(chain(head, source)):
             position = f"{self.name}:{line.number}"
-            if line.is_access:
-                self._front_end.line(line.text, position, None)
+            if line.answered:
+                self._front_end.answered(line.answered, position)
                 self.text_events.passes(line.number)
                 continue
             text, is_json = _message(line.text)
@@ -426,8 +458,9 @@ class Log:
 def _statistics(line: PastedLine, text: str) -> list[re.Match[str]]:
     """Return the lines of statistics in it. A wrapped one comes with its continuation."""
     for variant in (line.spaced, line.joined) if line.joined != line.text else (text,):
-        if "Avg prompt" in variant:
-            found = [match for match in STATS.finditer(variant) if match.start() < len(line.text)]
+        if (at := variant.find("Avg prompt")) >= 0:
+            from_rank = max(0, at - MOST_BEFORE_STATS)
+            found = [match for match in STATS.finditer(variant, from_rank) if match.start() < len(line.text)]
             if found:
                 return found
     return []

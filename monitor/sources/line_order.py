@@ -13,11 +13,16 @@ Exports of Loki, Cloud Logging and Datadog begin with the newest line. Such a te
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
+from heapq import merge
 from itertools import chain, islice, pairwise
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from .pasted_lines import Stamps, undecorated
 
@@ -61,21 +66,47 @@ class EngineLines(NamedTuple):
     from_its_end: bool
 
 
-def text_streams(lines: Iterable[str], ended: datetime) -> list[EngineLines]:
-    """Return the lines by process, oldest first. `ended` is when the text was last written to.
+class StoredLines(ExitStack):
+    """Lines in a temporary file, so that a text of any size can be parted or read from its end. They are numbered from
+    1, as they are added. The file is there once it is needed, and until the block of its `with` ends.
+    """
 
-    Lines are numbered from 1. Those of a text that is read from its end are numbered from there.
+    def __init__(self) -> None:
+        super().__init__()
+        self._file: IO[bytes] | None = None
+        self._starts = array("q", [0])
+
+    def add(self, line: str) -> int:
+        """Store a line. Return its number. Raises OSError."""
+        if self._file is None:
+            self._file = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 – closed with this
+        self._starts.append(self._starts[-1] + self._file.write(line.encode("utf-8", "surrogatepass")))
+        return len(self._starts) - 1
+
+    def lines(self, numbers: Iterable[int]) -> Iterator[NumberedText]:
+        """Yield those lines. Raises OSError."""
+        assert self._file is not None
+        self._file.flush()
+        handle, starts = self._file.fileno(), self._starts
+        for number in numbers:
+            data = os.pread(handle, starts[number] - starts[number - 1], starts[number - 1])
+            yield number, data.decode("utf-8", "surrogatepass")
+
+
+def text_streams(lines: Iterable[str], ended: datetime, stored: StoredLines) -> list[EngineLines]:
+    """Return the lines by process, oldest first. `ended` is when the text was last written to. `stored` keeps those
+    that cannot be read as they come.
+
+    Lines are numbered from 1. Those of a text that is read from its end are numbered from there. Raises OSError.
     """
     source = iter(lines)
     head = list(islice(source, HEAD_LINES))
     form = _form_of(head)
-    numbered: Iterable[NumberedText] = enumerate(chain(head, source), 1)
-    parts = [("", numbered, head)]
-    if form is not None:
-        apart = _apart(form, numbered)
-        named = len(apart) > 1
-        parts = [(label if named else "", part, [text for _, text in part]) for label, part in apart.items()]
-    return [_in_order(label, part, texts, ended) for label, part, texts in parts]
+    whole = chain(head, source)
+    if form is None and not _falls(head, ended):
+        return [EngineLines("", enumerate(whole, 1), from_its_end=False)]
+    apart = {"": array("q", map(stored.add, whole))} if form is None else _apart(form, whole, stored)
+    return [_in_order(label if len(apart) > 1 else "", stored, part, ended) for label, part in apart.items()]
 
 
 def _form_of(head: Iterable[str]) -> re.Pattern[str] | None:
@@ -88,22 +119,28 @@ def _form_of(head: Iterable[str]) -> re.Pattern[str] | None:
     return form if counts[form] >= LEAST_LABELS else None
 
 
-def _apart(form: re.Pattern[str], lines: Iterable[NumberedText]) -> dict[str, list[NumberedText]]:
-    """Return the lines by label, without it. Those without one, or of no engine, are with the first engine's."""
-    found: dict[str, list[NumberedText]] = {}
-    others: list[NumberedText] = []
-    for number, raw in lines:
+def _apart(form: re.Pattern[str], lines: Iterable[str], stored: StoredLines) -> dict[str, array[int]]:
+    """Store the lines without their labels, and return their numbers by label. Those without one, or of no engine, are
+    with the first engine's.
+    """
+    found: dict[str, array[int]] = {}
+    engines: dict[str, array[int]] = {}
+    others = array("q")
+    for raw in lines:
         line = undecorated(raw)
         match = form.match(line)
         if match is None:
-            others.append((number, raw))
+            others.append(stored.add(raw))
             continue
-        text = line[: match.start("cut")] + line[match.end("cut") :]
-        found.setdefault(_identity(match["label"]), []).append((number, text))
-    engines = {label: part for label, part in found.items() if any(_ENGINES_OWN.search(text) for _, text in part)}
-    rest = [one for label, part in found.items() if label not in engines for one in part]
+        text, label = line[: match.start("cut")] + line[match.end("cut") :], _identity(match["label"])
+        found.setdefault(label, array("q")).append(stored.add(text))
+        if label not in engines and _ENGINES_OWN.search(text):
+            engines[label] = found[label]
+    engines = {label: part for label, part in found.items() if label in engines}
     first = next(iter(engines or found))
-    return (engines or {first: []}) | {first: sorted([*engines.get(first, ()), *rest, *others])}
+    rest = (part for label, part in found.items() if label not in engines)
+    of_first = merge(engines.get(first, ()), others, *rest)
+    return (engines or {first: others}) | {first: array("q", of_first)}
 
 
 def _identity(label: str) -> str:
@@ -111,10 +148,11 @@ def _identity(label: str) -> str:
     return next((labels[name] for name in _NAMES_AN_ENGINE if name in labels), "" if labels else label)
 
 
-def _in_order(label: str, lines: Iterable[NumberedText], texts: Iterable[str], ended: datetime) -> EngineLines:
-    if not _falls(texts, ended):
-        return EngineLines(label, lines, from_its_end=False)
-    return EngineLines(label, list(enumerate((text for _, text in reversed(list(lines))), 1)), from_its_end=True)
+def _in_order(label: str, stored: StoredLines, part: array[int], ended: datetime) -> EngineLines:
+    if not _falls((text for _, text in stored.lines(part)), ended):
+        return EngineLines(label, stored.lines(part), from_its_end=False)
+    backwards = (text for _, text in stored.lines(reversed(part)))
+    return EngineLines(label, enumerate(backwards, 1), from_its_end=True)
 
 
 def _falls(lines: Iterable[str], ended: datetime) -> bool:

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import cached_property
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from ..base.text import counted
 from ..contract.samples import Fact, Record, ReportedEvent, Sample
 from .engine_log import Log
 from .incident_report import stated_facts
-from .line_order import FROM_ITS_END, text_streams
+from .line_order import FROM_ITS_END, StoredLines, text_streams
 from .source import POLL_WAIT_S, Source, SourceError, SourceStatus
 from .targets import MOST_TEXTS, LogInput, TargetKind, file_input
 
@@ -105,27 +106,67 @@ NO_STATISTICS: Final = (
 )
 
 
-def read_log(path: Path | LogInput) -> tuple[Log, list[Sample | Fact | ReportedEvent]]:
-    """Return the contents of a log file. Bytes that are no text are replaced, and damage is in its notes.
+LogRecord = Sample | Fact | ReportedEvent
+MOST_RECORDS: Final = 10_000
+"""Samples that one poll brings, so that a log of any size takes a bounded part of memory."""
 
-    Raises BadTarget if nothing of it can be read.
-    """
-    try:
-        text = file_input(path) if isinstance(path, Path) else path
-        notes: list[str] = []
-        logs: list[Log] = []
-        records: list[Sample | Fact | ReportedEvent] = []
-        for label, lines, from_its_end in text_streams(lines_of(path, notes), text.ended):
-            name = f"{text.name}{FROM_ITS_END}" if from_its_end else text.name
-            logs.append(Log(name, text.ended, label))
-            records += logs[-1].records_of(lines)
-        return _whole(logs, notes), records
-    except OSError as error:
-        raise BadTarget(f"{path if isinstance(path, Path) else path.name}: cannot be read: {error}") from error
+
+def read_log(path: Path | LogInput) -> tuple[Log, list[LogRecord]]:
+    """Return the contents of a log file, as LogReading.records does."""
+    reading = LogReading(path)
+    records = list(reading.records())
+    return reading.log, records
+
+
+class LogReading:
+    """One text as it is read. Bytes that are no text are replaced, and damage is in the notes of the log."""
+
+    def __init__(self, path: Path | LogInput) -> None:
+        self._path = path
+        self._logs: list[Log] = []
+        self._notes: list[str] = []
+
+    def records(self) -> Iterator[LogRecord]:
+        """Yield its records. Raises BadTarget if nothing of it can be read."""
+        path = self._path
+        try:
+            text = file_input(path) if isinstance(path, Path) else path
+            with StoredLines() as stored:
+                for label, lines, from_its_end in text_streams(lines_of(path, self._notes), text.ended, stored):
+                    name = f"{text.name}{FROM_ITS_END}" if from_its_end else text.name
+                    self._logs.append(Log(name, text.ended, label))
+                    yield from self._logs[-1].records_of(lines)
+        except OSError as error:
+            raise BadTarget(f"{path if isinstance(path, Path) else path.name}: cannot be read: {error}") from error
+
+    def all_records(self) -> Iterator[Record]:
+        """Yield the same, and the facts that only prose has. A report is short: until a line of statistics shows that
+        it is none, its records are kept back. Raises BadTarget.
+        """
+        kept: list[LogRecord] | None = []
+        for record in self.records():
+            if kept is not None and (self.has_statistics or len(kept) >= MAX_PROSE):
+                yield from kept if self.has_statistics else read_prose(self._path, self._logs[0], kept)
+                kept = None
+            if kept is None:
+                yield record
+            else:
+                kept.append(record)
+        if kept is not None:
+            yield from read_prose(self._path, self.log, kept)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether a line of statistics was read so far."""
+        return any(log.stats_lines for log in self._logs)
+
+    @cached_property
+    def log(self) -> Log:
+        """The first of the text's logs, with the notes and counts of all. Ask for it once the text was read."""
+        return _whole(self._logs, self._notes)
 
 
 def _whole(logs: Sequence[Log], notes: Sequence[str]) -> Log:
-    """Return the first of a text's logs, with the notes and counts of all."""
     first = logs[0]
     for log in logs[1:]:
         first.stats_lines += log.stats_lines
@@ -339,7 +380,8 @@ class LogTexts(Source):
         self._target = target
         self._inputs = inputs
         self._look_back_s = look_back_s
-        self._past: list[Record] | None = None
+        self._texts: Sequence[Path | LogInput] = ()
+        self._past: Iterator[Record] | None = None
         self._ended = False
         self._is_log = False
         self._notes: list[str] = []
@@ -347,11 +389,21 @@ class LogTexts(Source):
         self._last_ns = 0
 
     def poll(self, timeout_s: float = POLL_WAIT_S) -> Sequence[Record]:
-        """Return what the texts report, all of it at once. Raises BadTarget if none can be read."""
+        """Return what the texts report next, or all of it if only its end is asked for. Raises BadTarget if none can be
+        read.
+        """
         if self._ended:
             return []
-        records = self._read()
-        self._ended = True
+        self._past = self._past if self._past is not None else self._read()
+        records: list[Record] = []
+        for record in self._past:
+            records.append(record)
+            if self._look_back_s is None and _may_pause(records):
+                break
+        else:
+            self._ended = True
+        self._engines = tuple(dict.fromkeys((*self._engines, *(record.engine for record in records))))
+        self._last_ns = max(self._last_ns, _last_ns_of(records))
         return records if self._look_back_s is None else _latest(records, self._look_back_s)
 
     def status(self) -> SourceStatus:
@@ -368,37 +420,40 @@ class LogTexts(Source):
 
     def bounds(self) -> tuple[int, int]:
         """Return the first and the last time that a line has. Raises SourceError if none has one."""
-        times = [record.at_ns for record in self._read() if isinstance(record, Sample | Fact) and record.at_ns]
-        if not times:
+        first, last = 0, 0
+        for record in self._read():
+            if isinstance(record, Sample | Fact) and record.at_ns:
+                first, last = min(first or record.at_ns, record.at_ns), max(last, record.at_ns)
+        if not first:
             raise SourceError(
                 f"{self._target}: no line has a time, so that what was between --since and --until is not known"
             )
-        return min(times), max(times)
+        return first, last
 
     def explain_silence(self, seconds: float) -> str:
         """Explain what a log must have."""
         return f"{self._target}: {NO_STATISTICS}"
 
     def close(self) -> None:
-        """Drop what was read."""
+        """Stop reading."""
         self._past = None
 
-    def _read(self) -> list[Record]:
-        if self._past is not None:
-            return self._past
-        inputs = self._inputs()
+    def _read(self) -> Iterator[Record]:
+        """Yield the records of all texts, and take their notes."""
+        self._texts = inputs = self._texts or self._inputs()
         if not inputs:
             raise BadTarget(f"{self._target} has no text in it")
-        records: list[Record] = []
+        self._notes = []
         unread: list[str] = []
         for text in inputs[:MOST_TEXTS]:
+            reading = LogReading(text)
             try:
-                log, found = read_log(text)
+                yield from reading.all_records()
             except BadTarget as error:
                 unread.append(str(error))
                 continue
+            log = reading.log
             self._is_log = self._is_log or bool(log.stats_lines or log.described_states)
-            records += found if log.stats_lines else read_prose(text, log, found)
             self._notes += log.notes if len(inputs) == 1 else [f"{text.name}: {note}" for note in log.notes]
         if len(unread) == len(inputs[:MOST_TEXTS]):
             raise BadTarget(unread[0] if isinstance(inputs[0], Path) else f"{self._target}: {unread[0]}")
@@ -407,7 +462,8 @@ class LogTexts(Source):
             names = ", ".join(text.name for text in inputs[:NAMED]) + (", …" if len(inputs) > NAMED else "")
             left_out = f"; {len(inputs) - MOST_TEXTS} more are left out" if len(inputs) > MOST_TEXTS else ""
             self._notes.insert(0, f"{counted(min(len(inputs), MOST_TEXTS), 'text')} were read: {names}{left_out}")
-        self._past = records
-        self._engines = tuple(dict.fromkeys(record.engine for record in records))
-        self._last_ns = _last_ns_of(records)
-        return records
+
+
+def _may_pause(records: Sequence[Record]) -> bool:
+    """Whether there are enough for now. Facts are brought with those that follow, since they are judged together."""
+    return len(records) >= MOST_RECORDS and isinstance(records[-1], Sample) and isinstance(records[-2], Sample)

@@ -42,7 +42,7 @@ STATISTICS_HEAD: Final = re.compile(
 """Where a record begins inside a line that has lost its line breaks."""
 ACCESS: Final = re.compile(
     r"(?:\(\w{1,40} pid=\d{1,9}\) )?INFO: {1,8}[\w.:\[\]-]{1,60} - "
-    r'"POST /[\w/.-]{0,80} HTTP/\d\.\d" 20\d(?: \w{1,20})?\s*$',
+    r'("POST /[\w/.-]{0,80} HTTP/\d\.\d" 20\d)(?: \w{1,20})?\s*$',
     re.ASCII,
 )
 """A request that the front end has answered. Nine lines of ten are such in a log of a busy engine."""
@@ -63,18 +63,18 @@ class PastedLine(NamedTuple):
     is_record: bool
     last: int
     """The number of the last line that continues it."""
-    is_access: bool = False
-    """It reports an answered request, and nothing else."""
+    answered: str = ""
+    """The request, if it reports that one was answered and nothing else."""
 
 
 def pasted_lines(lines: Iterable[tuple[int, str]]) -> Iterator[PastedLine]:
     """Each line that holds text, of lines with their numbers. A fence of Markdown holds none."""
     window: deque[tuple[int, str, bool]] = deque()
     for number, raw in lines:
-        if ACCESS.match(raw) is not None:  # nothing is continued beyond it
+        if (access := ACCESS.match(raw)) is not None:  # nothing is continued beyond it
             while window:
                 yield from _first(window)
-            yield PastedLine(number, raw, raw, raw, is_record=True, last=number, is_access=True)
+            yield PastedLine(number, raw, raw, raw, True, number, access[1])
             continue
         text = undecorated(raw)
         several = text.count("Avg prompt throughput: ") > 1  # records of statistics without a line break between them

@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from kvscope.monitor.contract.samples import ReportedEvent
 from kvscope.monitor.detectors.findings import FindingReport
+from kvscope.monitor.detectors.written import RULES, RULES_WITHOUT_LINES
+from kvscope.monitor.detectors.written.hypotheses import hypotheses
+from kvscope.monitor.detectors.written.written_view import WrittenView
+from kvscope.monitor.ledger.engine_ledger import EngineLedger
 from kvscope.monitor.questions.pipeline import Pipeline
 from kvscope.monitor.sources.engine_log import Log
+from kvscope.monitor.sources.log_file import read_log
 from tests.detectors.scenes import value
 
-PROFILE = (Path(__file__).parent.parent / "data" / "seed-002.log").read_text()
+DATA = Path(__file__).parent.parent / "data"
+PROFILE = (DATA / "seed-002.log").read_text()
 
 
 def found(*lines: str) -> list[FindingReport]:
@@ -139,3 +146,20 @@ def test_counters_of_lookups_without_a_hit_show_a_cache_that_never_hits(looked_u
 def test_words_that_fit_one_cause_give_one_hypothesis() -> None:
     (finding,) = found("One LoRA permanently fills the adapter cache and blocks later requests.")
     assert (finding.code, finding.verdict) == ("stuck.slots-exhausted", "cannot-tell")
+
+
+# -------------------------------------------------------------------- rules without lines
+
+
+TEXTS = sorted([*DATA.glob("reports/*/report.txt"), *DATA.glob("*.log.gz"), *DATA.glob("seed-*")])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.parent.name if path.stem == "report" else path.name)
+def test_rules_that_are_passed_over_where_there_is_no_line_have_nothing_to_say_there(path: Path) -> None:
+    ledger = EngineLedger("engine")
+    for record in read_log(path)[1]:
+        if not isinstance(record, ReportedEvent):
+            ledger.apply(record)
+    view = WrittenView(ledger)
+    assert [rule.__name__ for rule in RULES if rule not in RULES_WITHOUT_LINES and [*rule(view)]] == []
+    assert [*hypotheses(view, (), {})] == []

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from kvscope.monitor.base import limits
 from kvscope.monitor.base.errors import BadTarget
 from kvscope.monitor.contract.samples import Fact, Sample
 from kvscope.monitor.sources.engine_log import Log
-from kvscope.monitor.sources.log_file import MAX_LINE, lines_of, read_log
+from kvscope.monitor.sources.log_file import MAX_LINE, MAX_PROSE, MOST_RECORDS, LogReading, LogTexts, lines_of, read_log
 from kvscope.monitor.sources.pasted_lines import Stamps
+from kvscope.monitor.sources.source import read_to_end
 from kvscope.monitor.sources.targets import TargetKind, kind_of
 
 DATA = Path(__file__).parent.parent / "data"
@@ -363,3 +365,29 @@ def test_figures_amid_garbage_are_found(tmp_path: Path) -> None:
 def test_a_directory_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(BadTarget, match="cannot be read"):
         read_log(tmp_path)
+
+
+def test_a_long_log_comes_in_parts_and_facts_with_what_follows_them(tmp_path: Path) -> None:
+    lines = gzip.decompress((DATA / "never-freed.log.gz").read_bytes()).decode().splitlines(keepends=True)
+    statistics = [line for line in lines if "Avg prompt" in line]
+    path = tmp_path / "engine.log"
+    path.write_text("".join(lines + statistics * (2 * MOST_RECORDS // len(statistics)) + lines))
+    _, whole = read_log(path)
+    source = LogTexts(str(path), lambda: [path])
+    parts = list(read_to_end(source))
+    assert len(parts) > 1
+    assert list(chain.from_iterable(parts)) == whole
+    assert [len(part) for part in parts[:-1]] == [MOST_RECORDS] * (len(parts) - 1)
+    assert all(isinstance(record, Sample) for part in parts[:-1] for record in part)
+    assert source.status().engines == tuple(dict.fromkeys(record.engine for record in whole))
+
+
+def test_a_long_text_of_described_states_is_no_report_and_is_not_kept_back_whole(tmp_path: Path) -> None:
+    batch = "[2026-05-24 03:50:10 TP0] Decode batch, #running-req: 4, #token: 9, token usage: 0.97, #queue-req: 3\n"
+    path = tmp_path / "engine.log"
+    path.write_text(batch * (MAX_PROSE + 100))
+    reading = LogReading(path)
+    records = reading.all_records()
+    next(records)
+    assert reading.log.described_states <= MAX_PROSE + 1
+    assert sum(isinstance(record, Sample) for record in records) == MAX_PROSE + 100

@@ -52,7 +52,7 @@ class LogSilence(FromSamples, Detector[Judgement]):
         goes_on = ledger.facts.get("last_stamp")
         stamped_s = (goes_on.at_ns - last.at_ns) / 1e9 if goes_on and goes_on.at_ns and last.at_ns else 0.0
         silent_s = max(stamped_s, number_fact(ledger.facts, "probed_for_s") or 0.0)
-        known = silent_s >= settings(self.silent_s) and silent_s >= LINES_MISSING * _line_interval_s([*ledger.samples])
+        known = silent_s >= settings(self.silent_s) and silent_s >= LINES_MISSING * _line_interval_s(ledger.samples)
         stood_still = last.prompt_tokens_per_s == 0 and last.generation_tokens_per_s == 0
         if not (known or stood_still):
             return

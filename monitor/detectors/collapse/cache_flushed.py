@@ -10,7 +10,7 @@ from ...base.text import clock_time, counted, percent
 from ...ledger.cached_prefixes import Chain
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.prefix_reuse import Evictor
-from ..detector import FromKvEvents, Settings, Signal, StreamDetector, Threshold
+from ..detector import FromKvEvents, Known, Settings, StreamDetector, Threshold
 from ..judgement import Alternative, Evidence, Judgement, seen
 from ..preemptions import point_at
 from .prefix_hits import KV_EVENTS
@@ -198,9 +198,9 @@ class CacheFlushedFromKvEvents(FromKvEvents, CacheFlushed):
     Not when: hardly any of it is stored again.
     """
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+    def applies(self, known: Known) -> bool:
         """Whether there are KV events, and no event stream, which shows more."""
-        return super().applies(ledger, signals) and not ledger.has_stream
+        return super().applies(known) and not known.stream
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the prompts after which much was stored again."""

@@ -15,7 +15,7 @@ from ...ledger.demand import Demand, capacity_at, capacity_tokens, demands, numb
 from ...ledger.engine_ledger import EngineLedger, Point
 from ...ledger.records import RequestState
 from ..advice import SMALLER_BUDGET, smaller_budget
-from ..detector import FromSamples, SampleNeed, Settings, Signal, StreamDetector, Threshold
+from ..detector import FromSamples, Known, SampleNeed, Settings, StreamDetector, Threshold
 from ..engine_pace import at_pace_s, mean_step_s
 from ..judgement import Alternative, Evidence, Judgement, seen
 from ..preemptions import LOST_EVENTS
@@ -298,15 +298,12 @@ class LockstepFromSamples(FromSamples, Lockstep):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fall of usage after which a wave queued."""
-        samples = [
-            s
-            for s in self._remembered(ledger, settings)
-            if s.usage is not None and s.running is not None and s.waiting is not None
-        ]
+        samples = self._remembered(ledger, settings)
         found = [
             (fall, wave)
             for fall in range(1, len(samples))
-            if (wave := self._wave_after(samples, fall, settings)) is not None
+            if (samples[fall - 1].running or 0) > (samples[fall].running or 0)
+            and (wave := self._wave_after(samples, fall, settings)) is not None
         ]
         if not found:
             return
@@ -363,21 +360,20 @@ class LockstepFromSamples(FromSamples, Lockstep):
         )
 
     def _remembered(self, ledger: EngineLedger, settings: Settings) -> list[Sample]:
-        """Return the recent samples, as far back as a fall matters, or all of them where they have no times."""
+        """Return the samples with figures, as far back as a fall matters, or all of them where they have no times."""
         since = ledger.now_ns - (settings(self.remember_s) + settings(self.next_wave_s)) * 1e9
         found: list[Sample] = []
         for sample in reversed(ledger.samples):
             if sample.at_ns and sample.at_ns < since:
                 break
-            found.append(sample)
+            if sample.usage is not None and sample.running is not None and sample.waiting is not None:
+                found.append(sample)
         return found[::-1]
 
     def _wave_after(self, samples: Sequence[Sample], fall: int, settings: Settings) -> int | None:
         """If usage collapsed at line `fall`, the line after it at which most of a next wave stood waiting."""
         low = samples[fall]
         running, previous = low.running or 0, samples[fall - 1].running or 0
-        if previous <= running:
-            return None
         before = before_fall(samples, fall)
         running_before = before.running or 0
         if (
@@ -418,13 +414,15 @@ class LockstepFromReport(Lockstep):
 
     requires = ("report",)
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
-        """Whether a report is all there is, and names a fall."""
-        return not ledger.has_stream and not ledger.samples and "usage_fell_from" in ledger.facts
+    def applies(self, known: Known) -> bool:
+        """Whether a report is all there is."""
+        return known.lines and not known.stream and not known.samples
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fall that the report names, beside what the load needs."""
         facts = ledger.facts
+        if "usage_fell_from" not in facts:
+            return
         high, low = number_fact(facts, "usage_fell_from") or 0.0, number_fact(facts, "usage_fell_to") or 0.0
         asked, capacity, each = demands(facts), capacity_tokens(facts), tokens_per_request(facts)
         if not asked or capacity is None or each is None or high - low < settings(self.min_share):

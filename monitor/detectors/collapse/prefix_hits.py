@@ -13,7 +13,7 @@ from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.engine_state import EVENT_BITS
 from ...ledger.records import ComputedPrompt
-from ..detector import Causes, FromKvEvents, FromMetrics, SampleNeed, Settings, Signal, StreamDetector, Threshold
+from ..detector import Causes, FromKvEvents, FromMetrics, Known, SampleNeed, Settings, StreamDetector, Threshold
 from ..judgement import Alternative, Evidence, Judgement, began_later, seen
 from ..preemptions import point_at
 from ..sample_math import apart_s, moved, scrape_interval_s
@@ -347,9 +347,9 @@ class PrefixHitsFromMetrics(FromMetrics, PrefixHits):
     Not when: requests became longer, shorter or fewer: the load changed.
     """
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
+    def applies(self, known: Known) -> bool:
         """Whether metrics are all there is: KV events show more."""
-        return super().applies(ledger, signals) and not ledger.prefixes.stored
+        return super().applies(known) and not known.kv_events
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fall of the hit rate."""
@@ -389,5 +389,5 @@ class PrefixHitsFromMetrics(FromMetrics, PrefixHits):
             ),
             missing="what the cache holds and what is looked up: KV events (monitor doctor"
             " http://HOST:8000/kv_event_sources) or the event stream."
-            f" {self.sample_need.text(settings, scrape_interval_s(list(ledger.samples)))}",
+            f" {self.sample_need.text(settings, scrape_interval_s(ledger.samples))}",
         )

@@ -33,15 +33,15 @@ class UnequalRanks(Detector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield one finding for the server, of its first full rank, if another has had room for some samples."""
-        if not self._is_full(ledger, settings):
+        if not ledger.siblings or not self._is_full(ledger, settings):
             return
         full = [other for other in ledger.siblings if self._is_full(other, settings)]
         idle = [other for other in ledger.siblings if self._has_room(other, settings)]
         if idle and not any(other.engine < ledger.engine for other in full):
             yield self._unequal(ledger, self._last(ledger, settings), 1 + len(full), idle)
 
-    def _last(self, ledger: EngineLedger, settings: Settings) -> list[Sample]:
-        return list(ledger.samples)[-round(settings(self.min_samples)) :]
+    def _last(self, ledger: EngineLedger, settings: Settings) -> Sequence[Sample]:
+        return ledger.samples[-round(settings(self.min_samples)) :]
 
     def _is_full(self, ledger: EngineLedger, settings: Settings) -> bool:
         last, usage = self._last(ledger, settings), settings(self.full_usage)

@@ -115,10 +115,11 @@ class RisingFloorFromSamples(FromSamples, RisingFloor):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the same sign, little by little, where leak.finished-held loses whole requests."""
-        samples, rising = samples_with_usage(ledger), idle_usage_floors(ledger)
+        rising = idle_usage_floors(ledger)
         rises = len(rising) - 1
         if rises < settings(self.min_rises) or rising[-1].in_use < settings(FinishedHeld.idle_floor):
             return
+        samples = samples_with_usage(ledger)
         first, last = samples[rising[0].at], samples[rising[-1].at]
         low, high = rising[0].in_use, rising[-1].in_use
         if _fell_below(samples, rising):

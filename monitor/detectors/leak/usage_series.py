@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.pool_forecast import Floor, IdleFloors
+from ...ledger.sample_window import is_idle_sample
 from ..judgement import Evidence
 from ..sample_math import DEFAULT_INTERVAL_S, apart_s, prompt_tokens_until, spaced
 
@@ -57,9 +58,9 @@ def usage_of(sample: Sample) -> float:
     return sample.usage or 0.0
 
 
-def samples_with_usage(ledger: EngineLedger) -> list[Sample]:
+def samples_with_usage(ledger: EngineLedger) -> Sequence[Sample]:
     """Return the samples that have usage and the number of running requests."""
-    return list(ledger.samples.with_usage)
+    return ledger.samples.with_usage
 
 
 def connector_knowledge(ledger: EngineLedger) -> ConnectorKnowledge:
@@ -79,12 +80,10 @@ def connector_knowledge(ledger: EngineLedger) -> ConnectorKnowledge:
 
 def idle_usage_floors(ledger: EngineLedger) -> list[Floor]:
     """Return the rising series of usage at which the engine drained to idle. `at` is an index of the samples above."""
-    floors, was_idle = IdleFloors(), False
-    for index, sample in enumerate(samples_with_usage(ledger)):
-        idle = not (sample.running or sample.waiting or sample.deferred)
-        if idle or was_idle:  # a busy sample after another changes no floor
-            floors.look(index, idle=idle, worked=bool(sample.generation_tokens_per_s), in_use=usage_of(sample))
-        was_idle = idle
+    floors = IdleFloors()
+    for index, sample in ledger.samples.around_idle():  # a busy sample after another changes no floor
+        worked = bool(sample.generation_tokens_per_s)
+        floors.look(index, idle=is_idle_sample(sample), worked=worked, in_use=usage_of(sample))
     return floors.rising()
 
 

@@ -10,7 +10,7 @@ from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.queue_state import Living, is_outside
 from ...ledger.records import RequestState, StepInFlight
-from ..detector import Causes, FromSamples, SampleNeed, Settings, Signal, StreamDetector, Threshold, signals_of
+from ..detector import Causes, FromSamples, SampleNeed, Settings, StreamDetector, Threshold, known_of
 from ..judgement import ENGINE_PAUSED, Evidence, Judgement, Unless, Verdict, began_later, seen
 from ..leak.deferred_free_stalled import DeferredFreeStalled
 from ..leak.finished_held import FinishedHeld
@@ -378,18 +378,16 @@ class EngineStalledFromSamples(FromSamples, EngineStalled):
     Not when: the engine sleeps, or other ranks go on (stuck.rank-diverged).
     """
 
-    def applies(self, ledger: EngineLedger, signals: frozenset[Signal]) -> bool:
-        """Whether there are samples of an engine that is awake, and no event stream."""
-        return super().applies(ledger, signals) and ledger.samples[-1].awake is not False
-
     def stall(self, ledger: EngineLedger, settings: Settings) -> FindingFields | None:
         """Return the stall that the samples show."""
         last = ledger.samples[-1]
         counts_steps = last.steps is not None
         reached = last.steps if counts_steps else last.generation_tokens
-        if not last.running or reached is None or (not counts_steps and _counts_at_the_end(ledger)):
+        if not last.running or last.awake is False or reached is None:
             return None
-        samples = list(ledger.samples)
+        if not counts_steps and _counts_at_the_end(ledger):
+            return None
+        samples = ledger.samples
         start = last_window(samples, lambda s: bool(s.running) and _progress(s) == _progress(last))
         if start is None or start == len(samples) - 1:
             return None
@@ -444,7 +442,7 @@ class EngineStalledFromSamples(FromSamples, EngineStalled):
 def stall_of(ledger: EngineLedger, settings: Settings) -> FindingFields | None:
     """Return the stall of an engine, by its event stream or else by its samples."""
     detector = EngineStalled() if ledger.has_stream else EngineStalledFromSamples()
-    return detector.stall(ledger, settings) if detector.applies(ledger, signals_of(ledger)) else None
+    return detector.stall(ledger, settings) if detector.applies(known_of(ledger)) else None
 
 
 def ranks_going_on(ledger: EngineLedger, stall: FindingFields, settings: Settings) -> list[EngineLedger]:

@@ -304,7 +304,7 @@ class HeadOfLineFromMetrics(FromMetrics, HeadOfLine):
         """Yield a queue that stands still beside a pool with room."""
         if not _waits_beside_room(ledger.samples[-1], settings):
             return
-        found = unadmitted_queue(list(ledger.samples), settings)
+        found = unadmitted_queue(ledger.samples, settings)
         least_s = settings(self.unadmitted_s)
         if (
             found is None

@@ -213,7 +213,7 @@ class NeverFitsFromSamples(FromSamples, NeverFits):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that wait with nothing running and an empty pool for longer than a step."""
-        samples = list(ledger.samples)
+        samples = ledger.samples
         if samples[-1].awake is False:
             return
         start = last_window(

@@ -68,7 +68,9 @@ class OuterTierFromCounter(FromSamples, OuterTier):
 
     def _holds_up(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield loads for which the engine does nothing most of the time."""
-        samples = list(ledger.samples)
+        samples = ledger.samples
+        if not samples[-1].tier_loaded_bytes:
+            return  # nothing was loaded
         lasts_s = settings(RemoteLoad.least_wait_s)
         start = next(
             (n for n in range(len(samples) - 1, -1, -1) if seconds_apart(samples[n], samples[-1]) >= lasts_s), -1

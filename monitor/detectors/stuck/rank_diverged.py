@@ -32,7 +32,7 @@ class RankDiverged(StreamDetector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the stall of a rank beside others that go on."""
-        stall = stall_of(ledger, settings)
+        stall = stall_of(ledger, settings) if ledger.siblings else None
         if stall is None:
             return
         if going_on := ranks_going_on(ledger, stall, settings):

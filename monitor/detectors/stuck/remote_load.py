@@ -239,7 +239,7 @@ class RemoteLoadFromCounters(FromSamples, RemoteLoad):
 
     def _without_end(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield fetches of which none ended: where nothing runs, one that did would have yielded a token or ended."""
-        samples = list(ledger.samples)
+        samples = ledger.samples
         start = last_window(samples, lambda one: bool(one.fetching) and one.running == 0 and one.awake is not False)
         if start is None:
             return

@@ -61,7 +61,7 @@ class SlotsExhaustedFromMetrics(FromSamples, SlotsExhausted):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the pool that requests wait for."""
-        samples, full = list(ledger.samples), settings(FULL_AT)
+        samples, full = ledger.samples, settings(FULL_AT)
 
         def starves(sample: Sample) -> bool:
             has_room = sample.kv_pool_usage is not None and sample.kv_pool_usage < full

@@ -50,6 +50,13 @@ RULES: Final[tuple[Callable[[WrittenView], Iterator[TextJudgement]], ...]] = (
     pool_pressure.pool_is_the_memory,
     pool_pressure.host_memory_grows,
 )
+RULES_WITHOUT_LINES: Final = (
+    lost_blocks.held_between_pages,
+    standstill.engine_stalled,
+    pool_pressure.pool_below_one_request,
+    pool_pressure.one_request_holds_much,
+)
+"""Those that need samples and facts alone. A whole log brings its lines at its end, after thousands of judgements."""
 EXPLAIN: Final = ("held.endless-output", "held.pool-reserved", "held.not-memory")
 """Information that answers the report by itself."""
 
@@ -65,13 +72,15 @@ def judge_text(
         return
     view = WrittenView(ledger, settings)
     verdicts = dict(known)
-    for rule in RULES:
+    for rule in RULES if ledger.reported else RULES_WITHOUT_LINES:
         for judged in rule(view):
             if verdicts.get(judged.code, "cannot-tell") == "cannot-tell" and (
                 judged.code not in verdicts or judged.verdict != "cannot-tell"
             ):
                 verdicts[judged.code] = judged.verdict
                 yield judged
+    if not ledger.reported:
+        return
     shown = [code for code, verdict in verdicts.items() if verdict != "cannot-tell"]
     explained = "collapse.lockstep" in known or any(code in EXPLAIN for code in shown)
     if not explained and all(catalogue[code].severity == "info" for code in shown):

@@ -140,9 +140,7 @@ def held_between_pages(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a full pool on the last metrics pages of a text, between which nothing ran and no token was counted."""
     least = view.settings(FinishedHeld.full_pool)
     held: list[Sample] = []
-    for page in reversed(view.samples):
-        if page.generation_tokens is None:
-            continue
+    for page in reversed(view.pages):
         starved = page.running == 0 and bool(page.waiting) and (page.usage or 0.0) >= least and page.awake is not False
         if not starved or (held and page.generation_tokens != held[-1].generation_tokens) or page.restarted:
             break

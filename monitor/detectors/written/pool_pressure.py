@@ -303,6 +303,8 @@ def front_end_keeps_requests(view: WrittenView) -> Iterator[TextJudgement]:
 
 def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
     """Yield a question about memory use in a text that names no problem."""
+    if view.samples:
+        return
     pool = next(
         (
             view.facts[name]
@@ -313,7 +315,7 @@ def pool_is_the_memory(view: WrittenView) -> Iterator[TextJudgement]:
     )
     allocated = view.lines("pool_allocated")
     phrases = view.phrases("memory_taken", "asks_about_pool")
-    if view.is_report() or view.samples or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
+    if view.is_report() or view.mentioned(*REFUSAL_LINES, "out_of_memory", "engine_died"):
         return
     if view.states("memory_left_behind"):
         return

@@ -128,6 +128,8 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return  # its operator has paused it, or put it to sleep
     still = still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
+    if not (still or waits or given_up):
+        return
     if ended_by_an_error(view, given_up, still) and not waits:
         return
     others = [

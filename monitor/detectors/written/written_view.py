@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, Final, Unpack
+from typing import Final, Unpack
 
 from ...contract.samples import ReportedEvent, Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...sources.text_events import PHRASE_PREFIX
-from ..detector import Detector, Settings, Signal
+from ..detector import Detector, FromLog, Settings
 from ..judgement import Evidence, Judgement, TextJudgement
 from ..runbook_files import FindingFields, with_advice
 from ..sample_math import DEFAULT_INTERVAL_S, apart_s
@@ -51,7 +51,12 @@ class WrittenView:
     @cached_property
     def samples(self) -> Sequence[Sample]:
         """The figures of the text's lines."""
-        return list(self.ledger.samples.of_log)
+        return self.ledger.samples.of_log
+
+    @cached_property
+    def pages(self) -> Sequence[Sample]:
+        """The figures of the metrics pages in the text."""
+        return self.ledger.samples.pages_of_log
 
     def finding(
         self, code: str, began: ReportedEvent | Sample | None = None, **fields: Unpack[FindingFields]
@@ -129,15 +134,12 @@ def _is_phrase(event: ReportedEvent) -> bool:
     return event.name.startswith(PHRASE_PREFIX)
 
 
-class TextDetector(Detector[Judgement]):
+class TextDetector(FromLog, Detector[Judgement]):
     """The base of codes that only the text of a log or a report shows: `read` yields them."""
-
-    requires: ClassVar[tuple[Signal, ...]] = ("log", "report")
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Read the text of an engine without an event stream."""
-        if not ledger.has_stream:
-            yield from self.read(WrittenView(ledger, settings))
+        yield from self.read(WrittenView(ledger, settings))
 
     def read(self, view: WrittenView) -> Iterator[TextJudgement]:
         """Yield what the text shows of this code."""
