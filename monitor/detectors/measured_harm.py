@@ -22,6 +22,7 @@ import msgspec
 from ..base.text import duration
 from ..contract.kinds import Cause
 from ..ledger.engine_ledger import EngineLedger
+from ..ledger.harms import contradicted_since_ns
 from ..ledger.pool_forecast import MOST_POINTS, PoolForecast, forecast_from_usage, forecast_full
 from ..ledger.records import RequestState
 from .judgement import SEVERITIES, Alternative, FindingHarm, HoldsBlocks, Judgement, Severity, Unless
@@ -133,9 +134,9 @@ def _harmed(ledger: EngineLedger, judged: Judgement) -> Iterator[RequestState]:
 
 
 def waiting_for_blocks(ledger: EngineLedger) -> list[RequestState]:
-    """Return the head of the queue and those behind it, if it is short of blocks."""
+    """Return the head of the queue and those behind it, if it is short of blocks, as the pool bears out."""
     head = ledger.head()
-    if head is None or head.cause not in _SHORT_OF_BLOCKS:
+    if head is None or head.cause not in _SHORT_OF_BLOCKS or contradicted_since_ns(ledger, head) is not None:
         return []
     return [record for record in ledger.living().waiting if record.cause in _BEHIND_IT]
 

@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ..base.confidence_bounds import Bounds, rate_bounds
@@ -101,11 +102,6 @@ def scrape_interval_s(samples: Sequence[Sample]) -> float:
     return gaps[len(gaps) // 2] if gaps else 0.0
 
 
-def counted_steps(sample: Sample) -> object:
-    """Return the count of steps: the default for what shows that an engine moves."""
-    return sample.steps
-
-
 def is_made_anew(samples: Sequence[Sample]) -> bool:
     """Whether each scrape cost the page's server CPU time: a copy of the page repeats that as well."""
     times = [sample.process_cpu_s for sample in samples]
@@ -113,7 +109,7 @@ def is_made_anew(samples: Sequence[Sample]) -> bool:
 
 
 def moving_pause_s(
-    samples: Sequence[Sample], shown_by: Callable[[Sample], object] = counted_steps, *, may_be_copy: bool = True
+    samples: Sequence[Sample], shown_by: Callable[[Sample], object] = attrgetter("steps"), *, may_be_copy: bool = True
 ) -> float:
     """Return the longest time that what shows progress stood still with requests running and then moved again, at least
     1 ms. Return 0 until enough pauses were seen from their beginning to their end.

@@ -200,6 +200,10 @@ class EngineState:
         """Blocks in the free queue, including cached-idle ones."""
         return self.total - self.reserved - self.used
 
+    def blocks_of_tokens(self, record: RequestState) -> int:
+        """Return how many blocks of one KV group a request's tokens fill, without what the output still becomes."""
+        return -(-(record.prompt_tokens + record.output_tokens) // max(self.block_size, 1))
+
     @property
     def usable(self) -> int:
         """Blocks that requests can have."""

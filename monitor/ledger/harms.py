@@ -8,11 +8,11 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
-from ..contract.kinds import Cause
+from ..contract.kinds import Cause, EngineMode
 from .engine_ledger import EngineLedger
 from .queue_state import blocks_to_run, is_outside
 from .records import RequestState
@@ -140,15 +140,100 @@ def unserved(ledger: EngineLedger) -> Iterator[Harmed]:
     """Yield the waiting requests that the scheduler could run: it runs none, or its reason is contradicted."""
     living, state = ledger.living(), ledger.state
     waiting = _in_queue(ledger)
-    if not living.running:
-        for record in waiting:
-            yield Harmed(record, max(state.launched_ns, _in_queue_since(record)), record.since_at)
+    if not waiting:
         return
     head, places = ledger.head(), ledger.description.max_num_seqs
-    if head is None or not places or len(living.running) >= places:
+    if not living.running:
+        if head is not None and head.cause == Cause.PAUSED and not _is_mode_known(ledger):
+            return
+        idle_ns = _since_ns(ledger, lambda moment: not moment.running, state.launched_ns)
+        for record in waiting:
+            yield Harmed(record, max(idle_ns, _in_queue_since(record)), record.since_at)
         return
-    if head.cause in (Cause.UNKNOWN, Cause.MAX_NUM_SEQS) and has_room(ledger, head):
-        yield from (Harmed(record, max(head.since_ns, _in_queue_since(record)), head.since_at) for record in waiting)
+    if head is None or not places or len(living.running) >= places or not has_room(ledger, head):
+        return
+    since_ns = head.since_ns if head.cause == Cause.UNKNOWN else contradicted_since_ns(ledger, head)
+    if since_ns is not None:
+        yield from (Harmed(record, max(since_ns, _in_queue_since(record)), head.since_at) for record in waiting)
+
+
+class QueueState(NamedTuple):
+    """What a pass of the scheduler finds: the requests, those of them whose session takes a place, and free blocks."""
+
+    running: int
+    waiting: int
+    sessions: int
+    free: int
+
+
+_RUNNING_TAKES: Final = frozenset(
+    (int(Cause.TOKEN_BUDGET), int(Cause.PREEMPTION_IN_STEP), int(Cause.STEP_IN_FLIGHT), int(Cause.LORA))
+)
+"""What only requests that run, or a step in flight, can have taken."""
+_CHECKED: Final = _RUNNING_TAKES | {
+    int(cause) for cause in (Cause.KV_BLOCKS, Cause.BEHIND_HEAD, Cause.MAX_NUM_SEQS, Cause.PAUSED)
+}
+_MOST_WATERMARK: Final = 0.5
+"""Of the pool: an engine may keep blocks free for those that run, and admit no other meanwhile. It keeps less than
+this.
+"""
+
+
+def contradicted_since_ns(ledger: EngineLedger, record: RequestState) -> int | None:
+    """Return since when the state contradicts the cause that the engine gives for a wait, on the engine's clock, or
+    None if the cause may hold. What a connector, an encoder, a compiler or a client has to do is not in the state.
+    """
+    if not record.is_waiting or record.cause not in _CHECKED or ledger.state.damaged:
+        return None
+    state, living, waits = ledger.state, ledger.living(), ledger.waiting_by_cause()
+    sessions = waits[Cause.STREAMING_INPUT]
+    now = QueueState(len(living.running) or len(state.in_flight), len(living.waiting), sessions, state.free)
+    if record.cause == Cause.PAUSED:
+        runs = state.mode == EngineMode.UNPAUSED and _is_mode_known(ledger)
+        return max(record.since_ns, state.mode_since_ns) if runs else None
+    if _may_hold(ledger, record, now):
+        return None
+    return _since_ns(ledger, lambda moment: not _may_hold(ledger, record, moment), record.since_ns)
+
+
+def _is_mode_known(ledger: EngineLedger) -> bool:
+    """Return whether the engine reports that its operator pauses it. Earlier probes of vLLM do not."""
+    return ledger.description.engine != "vllm" or ledger.description.reports_modes
+
+
+def _may_hold(ledger: EngineLedger, record: RequestState, moment: QueueState) -> bool:
+    if record.cause == Cause.KV_BLOCKS:
+        watermark = _MOST_WATERMARK * ledger.state.usable if moment.running else 0
+        return moment.free < _most_blocks(ledger, record) + watermark
+    if record.cause == Cause.BEHIND_HEAD:
+        return moment.waiting > 1
+    if record.cause == Cause.MAX_NUM_SEQS:
+        places = ledger.description.max_num_seqs
+        return not places or moment.running + moment.sessions >= places
+    return moment.running > 0
+
+
+def _most_blocks(ledger: EngineLedger, record: RequestState) -> int:
+    """Return how many blocks it needs at the most: prefix hits, which a failed allocation does not count, take some."""
+    groups = max(1, len(ledger.description.groups))
+    needed = max(
+        blocks_to_run(ledger.state, ledger.description, record), groups * ledger.state.blocks_of_tokens(record)
+    )
+    return needed - len(record.blocks)
+
+
+def _since_ns(ledger: EngineLedger, holds: Callable[[QueueState], bool], least_ns: int) -> int:
+    """Return since when, after `least_ns`, it has held at each moment that the ledger keeps, on the engine's clock."""
+    wall, since_ns = ledger.wall(1) - 1, ledger.state.now_ns
+    for point in reversed(ledger.points):
+        free = point.balance.free + point.balance.cached_idle
+        sessions = dict(point.waiting_by).get(Cause.STREAMING_INPUT, 0)
+        if point.at_ns - wall <= least_ns:
+            return least_ns
+        if not holds(QueueState(point.running, point.waiting, sessions, free)):
+            return since_ns
+        since_ns = point.at_ns - wall
+    return least_ns
 
 
 def has_room(ledger: EngineLedger, record: RequestState) -> bool:

@@ -105,7 +105,7 @@ def blocks_to_run(state: EngineState, description: EngineDescription, record: Re
     """
     needed = max(record.blocks_needed, record.blocks_to_admit)
     if state.block_size and all(group.kind == "full_attention" for group in description.groups):
-        needed = max(needed, -(-(record.prompt_tokens + record.output_tokens) // state.block_size))
+        needed = max(needed, state.blocks_of_tokens(record))
     return needed
 
 

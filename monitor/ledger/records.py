@@ -204,6 +204,8 @@ class Preemption(NamedTuple):
     """Blocks in the tables of those that ran before the first preemption of that pass, in all KV groups."""
     running_tokens: int = 0
     """Their tokens, those of their prompts that are still to be computed among them."""
+    wanted: int = 0
+    """Blocks that the request which they are for lacks for all of its tokens, 0 if it is not known."""
 
 
 class ComputedPrompt(NamedTuple):

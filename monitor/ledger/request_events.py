@@ -21,6 +21,7 @@ RequestHandler = Callable[[EngineState, RequestState, list[int]], None]
 
 def move_request(state: EngineState, record: RequestState, status: int, cause: int) -> None:
     """Put a request in a status for a cause, from now on."""
+    record.not_queued_ns = 0  # it is in a queue: it was put there, or a pass found it there
     if record.status == status and record.cause == cause:
         return
     if record.is_waiting:
@@ -28,7 +29,6 @@ def move_request(state: EngineState, record: RequestState, status: int, cause: i
         waited[record.cause] = waited.get(record.cause, 0) + state.now_ns - record.since_ns
     if record.status != status:
         record.stalled_ns = 0
-    record.not_queued_ns = 0
     record.status, record.cause, record.since_ns = status, cause, state.now_ns
     record.since_at = state.places.moved = state.position
 
@@ -189,8 +189,8 @@ def _count_kept(state: EngineState, record: RequestState, full: int) -> int:
 
 
 def _fold_preempted(state: EngineState, record: RequestState, args: list[int]) -> None:
-    reason, beneficiary, blocks, tokens_lost = args[:4]
-    _add_preemption(state, record, reason, blocks, tokens_lost)
+    reason, beneficiary, _, tokens_lost = args[:4]
+    _add_preemption(state, record, args)
     move_request(state, record, Status.PREEMPTED, Cause.PREEMPTED)
     record.preemptions += 1
     record.preempted_at = state.position
@@ -206,8 +206,9 @@ def _fold_preempted(state: EngineState, record: RequestState, args: list[int]) -
     totals.tokens_lost += tokens_lost
 
 
-def _add_preemption(state: EngineState, record: RequestState, reason: int, blocks: int, tokens_lost: int) -> None:
-    last = state.last_preemption
+def _add_preemption(state: EngineState, record: RequestState, args: list[int]) -> None:
+    reason, beneficiary, blocks, tokens_lost = args[:4]
+    last, taker = state.last_preemption, state.requests.get(beneficiary)
     if last is not None and last.at_ns == state.now_ns:
         ran = last.running, last.running_blocks, last.running_tokens
     else:
@@ -230,6 +231,7 @@ def _add_preemption(state: EngineState, record: RequestState, reason: int, block
         state.position,
         max(tokens_lost - record.admitted_tokens, 0) if computes else 0,
         *ran[1:],
+        0 if taker in (None, record) else state.blocks_of_tokens(taker) - len(taker.blocks),
     )
     state.last_preemption = last
     state.news.preempted.append(last)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kvscope.monitor.contract.kinds import Cause, Limit, Preempt, Release, Status
+from kvscope.monitor.contract.kinds import Cause, EngineMode, Limit, Preempt, Release, Status
 from kvscope.monitor.contract.wire import decode, encode
 from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.probes.packer import Vitals
@@ -133,7 +133,7 @@ def test_what_an_ordinary_prompt_would_have_evicted_too_is_no_flush(healthy: Cal
     assert not healthy().firing(FLUSHED)
 
 
-def waiting_head(step_s: float, seconds: float, held: int = 10) -> Spoken:
+def waiting_head(step_s: float, seconds: float, held: int = 10, mode: EngineMode = EngineMode.UNPAUSED) -> Spoken:
     """The head of the queue lacks blocks for so long, while a step after the other takes `step_s`. held: blocks of 40
     that the running request holds.
     """
@@ -144,6 +144,7 @@ def waiting_head(step_s: float, seconds: float, held: int = 10) -> Spoken:
         log.arrived(number, f"r-{number}", 4 * blocks, 8, 0, blocks, blocks + 2)
         log.queued(number, Cause.NEW)
     log.allocation_failed(2, 35, 40 - held)
+    log.engine_mode(mode)
     for step in range(round(seconds / step_s)):
         log.not_scheduled(2, Cause.KV_BLOCKS, step + 1)
         log.tick()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kvscope.monitor.contract.kinds import Cause, EngineMode
+from kvscope.monitor.contract.kinds import Cause, EngineMode, Release, Status
 from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.detectors.findings import FindingReport, severity_at_least
 from kvscope.monitor.sources.recording import Recording
@@ -220,3 +221,114 @@ def test_blocks_that_another_finding_names_are_not_told_again() -> None:
     scene.beats(75, queued=2)
     assert [each.culprits.requests for each in scene.firing("harm.no-progress")] == [["r-2"]]
     assert not scene.firing("harm.held-blocks")
+
+
+IMPOSSIBLE: list[tuple[Cause, str]] = [
+    (Cause.KV_BLOCKS, "100.0 % of the pool is free"),
+    (Cause.BEHIND_HEAD, "no other request waits"),
+    (Cause.MAX_NUM_SEQS, "0 requests of 4 run"),
+    (Cause.PAUSED, "the engine's mode is unpaused"),
+    (Cause.TOKEN_BUDGET, "no request runs"),
+    (Cause.PREEMPTION_IN_STEP, "no request runs"),
+    (Cause.STEP_IN_FLIGHT, "no request runs"),
+    (Cause.LORA, "no request runs"),
+]
+
+
+def idle_with_one_waiting(cause: Cause, seconds: int = 40) -> Served:
+    """An engine of four places has served one request; another waits for `cause`, and the passes go on."""
+    scene = Served(max_num_seqs=4)
+    scene.arrive(1, [1, 2])
+    scene.beats(22, queued=1)
+    scene.log.released(1, [1, 2], Release.FINISHED)
+    scene.log.finished(1, Status.FINISHED_STOPPED)
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.log.not_scheduled(2, cause, 1)
+    scene.say()
+    passes(scene, seconds)
+    return scene
+
+
+def passes(scene: Served, seconds: int) -> None:
+    """The scheduler makes passes that run nothing new."""
+    for _ in range(seconds):
+        scene.passes += 10
+        scene.beats(1, queued=1, steps=False)
+
+
+@pytest.mark.parametrize(("cause", "text"), IMPOSSIBLE)
+def test_a_cause_that_the_state_contradicts_is_the_finding(cause: Cause, text: str) -> None:
+    finding = idle_with_one_waiting(cause).only("harm.unserved")
+    assert (finding.verdict, finding.culprits.requests) == ("confirmed", ["r-2"])
+    assert f"It cannot hold: {text}." in finding.explanation
+
+
+def test_every_cause_of_a_wait_is_checked_or_is_not_in_the_state() -> None:
+    """A cause that is new needs a decision here."""
+    of_others = {Cause.ENCODER, Cause.REMOTE_KV, Cause.GRAMMAR, Cause.STREAMING_INPUT, Cause.CONNECTOR}
+    no_reason = {Cause.NONE, Cause.NEW, Cause.PREEMPTED, Cause.UNKNOWN}
+    own_code = {Cause.ZERO_TOKENS}  # stuck.zero-token
+    assert {cause for cause, _ in IMPOSSIBLE} == set(Cause) - of_others - no_reason - own_code
+
+
+def two_run(cause: Cause, max_num_seqs: int, blocks: list[int]) -> Served:
+    """Request 1 gets tokens and has these blocks; request 3 waits for `cause` for a minute."""
+    scene = Served(max_num_seqs=max_num_seqs)
+    scene.arrive(1, blocks)
+    scene.log.arrived(3, "r-3", 8, 8, 0, 2, 4)
+    scene.log.not_scheduled(3, cause, 1)
+    scene.beats(60, queued=2)
+    return scene
+
+
+@pytest.mark.parametrize(("blocks", "found"), [(range(1, 33), False), (range(1, 16), False), (range(1, 5), True)])
+def test_blocks_that_an_engine_keeps_free_for_those_that_run_contradict_nothing(blocks: range, found: bool) -> None:
+    """vLLM keeps a watermark while others run. It is a small part of the pool."""
+    assert bool(two_run(Cause.KV_BLOCKS, 4, [*blocks]).firing("harm.unserved")) == found
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_place_that_became_free_since_the_last_pass_contradicts_nothing(others: int) -> None:
+    """The engine tells the end of a step, and its next pass admits the request."""
+    scene = Served(max_num_seqs=1 + others)
+    scene.arrive(1, [1])
+    for number in range(3, 3 + others):
+        scene.arrive(number, [number])
+    scene.log.arrived(2, "r-2", 8, 8, 0, 2, 4)
+    scene.log.not_scheduled(2, Cause.MAX_NUM_SEQS, 1)
+    scene.beats(60, queued=2)
+    scene.log.released(1, [1], Release.FINISHED)
+    scene.log.finished(1, Status.FINISHED_STOPPED)
+    scene.say()
+    assert not scene.firing("harm.unserved")
+    passes(scene, 35)  # and if it is not admitted, it is harmed from here on
+    assert 30 < float(value(scene.firing("harm.unserved")[0], "longest_harm_s")) < 40
+
+
+def test_a_pause_that_an_earlier_probe_does_not_report_is_no_harm() -> None:
+    """The engine's reason is all that shows it."""
+    scene = idle_with_one_waiting(Cause.PAUSED, seconds=0)
+    scene.ledger.description = msgspec.structs.replace(scene.ledger.description, engine="vllm", reports_modes=False)
+    passes(scene, 40)
+    assert not scene.firing("harm.unserved")
+
+
+def test_a_session_that_waits_for_its_input_takes_a_place() -> None:
+    scene = Served(max_num_seqs=2)
+    scene.arrive(1, [1])
+    scene.arrive(2, [2])
+    scene.log.waiting_on(2, Status.WAITING_FOR_STREAMING_REQ)
+    scene.log.arrived(3, "r-3", 8, 8, 0, 2, 4)
+    scene.log.not_scheduled(3, Cause.MAX_NUM_SEQS, 1)
+    scene.beats(60, queued=3)
+    assert not scene.firing("harm.unserved")
+
+
+def test_requests_that_wait_for_no_reason_are_not_claimed_by_a_leak() -> None:
+    """The engine says that the head of its queue waits for blocks. Nearly all are free, and a few are lost."""
+    scene = idle_with_one_waiting(Cause.KV_BLOCKS, seconds=1)
+    scene.log.allocated(9, [8])
+    scene.log.finished(9, Status.FINISHED_STOPPED)
+    scene.say()
+    passes(scene, 40)
+    assert {each.code for each in scene.firing()} >= {"harm.unserved", "leak.unaccounted"}

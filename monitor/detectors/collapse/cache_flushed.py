@@ -26,7 +26,7 @@ class CacheFlushed(StreamDetector[Judgement]):
     Confirmed when: the event stream names who evicted them, and that they were computed again.
     Likely when: less was evicted, but would still be cached had the prompt been no larger than those that missed it:
     that holds where the least recently used goes first. Or events were lost.
-    Not when: no request asks for the prefixes again, or live requests need the pool.
+    Not when: no request asks for the prefixes again; live requests need the pool.
     """
 
     code = "collapse.cache-flushed"

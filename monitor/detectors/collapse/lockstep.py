@@ -70,7 +70,7 @@ class Lockstep(StreamDetector[Judgement]):
     Sees: requests that held half of the pool end within a second, and most of a next wave waits for room.
     Confirmed when: all ended within two steps, or ran for equally many.
     Likely when: they ended over more steps, as others do by chance now and then.
-    Not when: preemptions freed the blocks (collapse.preempt-all), or no wave queues: then the load has ended.
+    Not when: preemptions freed the blocks (collapse.preempt-all); no wave queues: then the load has ended.
     """
 
     code = "collapse.lockstep"

@@ -18,7 +18,8 @@ class PreemptAll(StreamDetector[Judgement]):
     Sees: one pass that preempted nearly all running requests, and freed their blocks.
     Confirmed when: no event is missing.
     Likely when: events were lost.
-    Not when: no block became free by it (thrash.cascade), or the requests finished (collapse.lockstep).
+    Not when: no block became free by it (thrash.cascade); the requests finished (collapse.lockstep); one request lacked
+    as many blocks; a reset of the prefix cache preempted them.
     """
 
     code = "collapse.preempt-all"
@@ -43,7 +44,9 @@ class PreemptAll(StreamDetector[Judgement]):
         found = [
             one
             for one in preemption_passes(recent_preemptions(ledger, settings, settings(self.remember_s)))
-            if len(one) >= max(fewest, share * one[0].running) and not freed_nothing(one)
+            if len(one) >= max(fewest, share * one[0].running)
+            and not freed_nothing(one)
+            and sum(each.blocks for each in one[:-1]) >= one[0].wanted
         ]
         if not found:
             return

@@ -151,7 +151,7 @@ class PrefixHits(StreamDetector[Judgement]):
     Confirmed when: these are half of what prompts computed.
     Likely when: they are less and no prompt hit, a KV group lacked a part, the engine stores one content several times,
     or events were lost.
-    Not when: prompts hit again, or it is a hundredth of all work. Less than a tenth of it is info.
+    Not when: they share no prefix; prompts hit again, or it is a hundredth of the work. Below a tenth it is info.
     """
 
     code = "collapse.prefix-hits"

@@ -131,7 +131,8 @@ class CounterDrift(CorruptDetector):
     Sees: counts, audits or events that contradict the ledger.
     Confirmed when: no event was lost.
     Likely when: events were lost: the contradiction may be in them.
-    Not when: a block was freed twice or handed out while held (corrupt.double-free, corrupt.use-after-free).
+    Not when: events were lost; a block was freed twice or handed out while held (corrupt.double-free,
+    corrupt.use-after-free).
     """
 
     code = "corrupt.counter-drift"
@@ -146,7 +147,7 @@ class UseAfterFree(CorruptDetector):
     Sees: an allocation of a block that a request holds, or a free that did not wait for the step it was fenced behind.
     Confirmed when: no event was lost.
     Likely when: events were lost: a free may be among them.
-    Not when: the engine's counts alone disagree (corrupt.counter-drift).
+    Not when: events were lost; the engine's counts alone disagree (corrupt.counter-drift).
     """
 
     code = "corrupt.use-after-free"
@@ -161,7 +162,7 @@ class DoubleFree(CorruptDetector):
     Sees: a release of a block that is free, that another request released, or that its request never gave back before.
     Confirmed when: no event was lost.
     Likely when: events were lost: an allocation may be among them.
-    Not when: a later request has no part in it: it only got a block that is in the free queue twice.
+    Not when: events were lost; a later request has no part in it: it got a block that is in the free queue twice.
     """
 
     code = "corrupt.double-free"

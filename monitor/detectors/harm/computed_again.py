@@ -19,7 +19,7 @@ class ComputedAgain(TokenHarm):
     Sees: a running request whose computed tokens fall without a preemption, and do not come further than before.
     Confirmed when: for as long as a request may go without a token. The verdict is about the harm, not its cause.
     Likely when: events were lost.
-    Not when: it was preempted (thrash.preemption), or draft tokens were rejected.
+    Not when: it was preempted (thrash.preemption); draft tokens were rejected.
     """
 
     code = "harm.computed-again"

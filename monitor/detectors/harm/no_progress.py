@@ -29,8 +29,8 @@ class NoProgress(TokenHarm):
     Sees: a request that runs and gets no token, from steps that are launched or from one that does not end.
     Confirmed when: for five seconds and three times the slowest step. The verdict is about the harm, not its cause.
     Likely when: events were lost.
-    Not when: another finding names the request, or the step in flight computes far more than any before, so that
-    nothing shows how long it takes (stuck.engine-stalled).
+    Not when: another finding names the request; the step in flight computes far more than any before, so that nothing
+    shows how long it takes (stuck.engine-stalled).
     """
 
     code = "harm.no-progress"

@@ -23,8 +23,8 @@ class Overtaken(RequestHarm):
     Confirmed when: one that is not more urgent, for half a minute, or fifty. Fifty that are all more urgent, for half a
     minute: the cause is the policy then, and said.
     Likely when: events were lost.
-    Not when: fewer overtook it and all are more urgent, it lacks something of its own (an adapter's slot, an encoder's
-    output, KV, a grammar), or another finding names it.
+    Not when: fewer overtook it and all are more urgent; it lacks something of its own (an adapter's slot, an encoder's
+    output, KV, a grammar); another finding names it.
     """
 
     code = "harm.overtaken"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ...base.text import counted, duration, listed
-from ...contract.kinds import EngineMode
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.engine_state import EVENT_BITS
 from ...ledger.harms import Harmed, known_until_ns
@@ -54,8 +53,7 @@ class RequestHarm(HarmDetector[Judgement]):
         self, ledger: EngineLedger, settings: Settings, causes: Sequence[Judgement]
     ) -> Iterator[Judgement]:
         """Yield the requests that suffer for no reason that is known."""
-        state = ledger.state
-        if state.stopped_ns or state.mode != EngineMode.UNPAUSED:
+        if ledger.state.stopped_ns:
             return
         found = {each.record.number: each for each in self.harmed(ledger) if _is_known(ledger, each.record)}
         if not found:
@@ -63,17 +61,16 @@ class RequestHarm(HarmDetector[Judgement]):
         claimed = claimed_requests(ledger, [cause for cause in causes if not cause.pending])
         for_now = claimed_requests(ledger, causes)
         grace_of, until_ns = self.grace_of(ledger, settings), self.until_ns(ledger, settings)
-        since = {number: max(each.since_ns, state.mode_since_ns) for number, each in found.items()}
         unclaimed = [
             each.record
             for number, each in found.items()
             if each.record.id
-            not in (for_now if until_ns - since[number] < PENDING_TIMES * grace_of(each) * 1e9 else claimed)
+            not in (for_now if until_ns - each.since_ns < PENDING_TIMES * grace_of(each) * 1e9 else claimed)
         ]
         late = overdue_requests(
             ledger,
             unclaimed,
-            lambda record: since[record.number],
+            lambda record: found[record.number].since_ns,
             until_ns,
             lambda record: grace_of(found[record.number]),
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ...base.text import counted, in_words, percent
 from ...contract.kinds import Cause
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.harms import LEFT_OUT_FOR, Harmed, has_room, unserved
+from ...ledger.harms import LEFT_OUT_FOR, Harmed, contradicted_since_ns, has_room, unserved
 from ..detector import Causes, Settings, Threshold
 from ..engine_pace import without_token_s
 from ..judgement import Judgement, hits_its_blocks, hits_its_requests, seen
@@ -29,7 +30,7 @@ class Unserved(RequestHarm):
     Confirmed when: for five seconds with nothing running and room in the pool, else for half a minute. The verdict is
     about the harm, not its cause.
     Likely when: events were lost.
-    Not when: the engine is paused, makes no pass (stuck.engine-stalled), or they wait for something outside it.
+    Not when: the engine makes no pass (stuck.engine-stalled); they wait for something outside it.
     """
 
     code = "harm.unserved"
@@ -61,11 +62,11 @@ class Unserved(RequestHarm):
         head = ledger.head()
         cause = ledger.cause_of_wait(head) if head is not None else Cause.UNKNOWN
         runs = f"{len(running):,} of {ledger.description.max_num_seqs:,} that may run do" if running else "nothing runs"
-        why = (
-            "The engine gives no reason"
-            if cause in (Cause.UNKNOWN, Cause.NEW, Cause.NONE)
-            else f"The engine's reason is {cause.name}"
-        )
+        why = "The engine gives no reason"
+        if head is not None and cause not in (Cause.UNKNOWN, Cause.NEW, Cause.NONE):
+            why = f"The engine's reason is: {in_words(cause.name)}"
+            if contradicted_since_ns(ledger, head) is not None:
+                why += f". It cannot hold: {_state_text(ledger, cause)}"
         return {
             "explanation": (
                 f"{whom(late)} {'waits' if count == 1 else 'wait'} and {'is' if count == 1 else 'are'} not admitted,"
@@ -77,3 +78,14 @@ class Unserved(RequestHarm):
                 seen("engine_reason", cause.name, "", ledger.at(head.since_at if head is not None else first.at)),
             ),
         }
+
+
+def _state_text(ledger: EngineLedger, cause: Cause) -> str:
+    """Return what the state has instead of the cause that the engine gives."""
+    state, running = ledger.state, len(ledger.living().running)
+    return {
+        Cause.KV_BLOCKS: f"{percent(state.free / max(state.usable, 1))} of the pool is free",
+        Cause.BEHIND_HEAD: "no other request waits",
+        Cause.MAX_NUM_SEQS: f"{counted(running, 'request')} of {ledger.description.max_num_seqs:,} run",
+        Cause.PAUSED: "the engine's mode is unpaused",
+    }.get(cause, "no request runs")

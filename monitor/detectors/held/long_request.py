@@ -28,14 +28,11 @@ class LongRequest(StreamDetector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the requests that hold much and go on."""
-        if not (ledger.has_stream and ledger.state.total > ledger.state.reserved):
-            return
         state = ledger.state
-        usable = state.total - state.reserved
-        least = settings(self.min_share) * usable
+        least = settings(self.min_share) * state.usable
         large = [record for record in ledger.living().running if len(record.blocks) >= least]
         for record in large:
-            share = len(record.blocks) / usable
+            share = len(record.blocks) / state.usable
             is_new = ledger.age_s(record.admitted_ns) < settings(self.min_age_s)
             if is_new or ledger.age_s(record.progressed_ns) > without_token_s(ledger, settings):
                 continue

@@ -43,6 +43,7 @@ class PoolReserved(StreamDetector[Judgement]):
 
     Sees: a pool that is a quarter of the device or more.
     Confirmed when: the engine's event has both.
+    Not when: it is larger than the device.
     """
 
     code = "held.pool-reserved"
@@ -54,9 +55,9 @@ class PoolReserved(StreamDetector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the pool's share of the device."""
         breakdown = _pool_of_stream(ledger) if ledger.has_stream else _pool_of_log(ledger)
-        if breakdown is None or breakdown.kv_pool < settings(self.min_share) * breakdown.device_total:
+        share = breakdown.kv_pool / breakdown.device_total if breakdown is not None else 0.0
+        if breakdown is None or not settings(self.min_share) <= share <= 1:
             return
-        share = breakdown.kv_pool / breakdown.device_total
         yield self.finding(
             ledger,
             position=breakdown.position,
@@ -78,4 +79,5 @@ class PoolReservedFromLog(FromLog, PoolReserved):
 
     Sees: the same in the memory breakdown of a log.
     Confirmed when: the breakdown has both.
+    Not when: it is larger than the device.
     """

@@ -26,11 +26,8 @@ class WarmPrefixCache(StreamDetector[Judgement]):
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield how much of the pool is a warm cache."""
-        if not (ledger.has_stream and ledger.state.total > ledger.state.reserved):
-            return
         state = ledger.state
-        usable = state.total - state.reserved
-        share = state.cached_idle / usable
+        share = state.cached_idle / max(state.usable, 1)
         if share < settings(self.min_share):
             return
         totals = state.totals

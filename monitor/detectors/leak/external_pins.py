@@ -31,8 +31,8 @@ class ExternalPins(StreamDetector[Judgement]):
     such as a connector, keeps adding references that it never drops.
     Confirmed when: pins hold a tenth of a tier for the pending period, and no fetch that goes on is as old as they are.
     Likely when: they are pins of the pool: the stream does not show whether the connector still needs them.
-    Not when: a fetch that needs its pins goes on (stuck.remote-load), or blocks of the pool were pinned once or twice,
-    as those of a system prompt may be.
+    Not when: a fetch that needs its pins goes on (stuck.remote-load); blocks of the pool were pinned once or twice, as
+    those of a system prompt may be.
     """
 
     code = "leak.external-pins"

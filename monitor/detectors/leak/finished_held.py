@@ -61,7 +61,7 @@ class FinishedHeld(StreamDetector[HoldsBlocks]):
     Confirmed when: the engine polls the connector, and leases show that no transfer still needs the blocks.
     Likely when: the connector shows no lease or is not polled although requests wait, or events were lost.
     Cannot tell: first transfers of an engine may simply be slow.
-    Not when: an engine with work does not poll either (stuck.engine-stalled), or an idle one has not polled since they
+    Not when: an engine with work does not poll either (stuck.engine-stalled); an idle one has not polled since they
     were due (leak.idle-not-polled).
     """
 

@@ -74,15 +74,12 @@ class IdleNotPolled(StreamDetector[Judgement]):
         """Yield what the connector keeps while the engine is idle and does not ask, or else kept as it woke."""
         now, holds = list[Judgement](), connector_holds(ledger)
         if holds.idle:
-            held = {deferral.request for deferral in self._held_before(ledger, settings, holds.sending)}
+            # What it kept for too long while it was polled is leak.finished-held.
+            held = {deferral.request for deferral in overdue_when_polled(ledger, settings, holds.sending)}
             sending = [deferral for deferral in holds.sending if deferral.request not in held]
             now = [*self._judge_idle(ledger, settings, sending)]
         fires = any(not judgement.pending for judgement in now)
         yield from now if fires else [*self._judge_woken(ledger, settings)] or now
-
-    def _held_before(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> list[Deferral]:
-        """Return those that the connector kept for too long while it was polled: leak.finished-held."""
-        return overdue_when_polled(ledger, settings, sending)
 
     def _judge_idle(self, ledger: EngineLedger, settings: Settings, sending: list[Deferral]) -> Iterator[Judgement]:
         state = ledger.state

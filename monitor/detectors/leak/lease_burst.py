@@ -91,7 +91,6 @@ class LeaseBurst(StreamDetector[Judgement]):
             return
         state, at = ledger.state, ledger.at
         proven = self._matters(ledger, settings, [lapse for lapse in lapses if lapse.named])
-        usable = state.total - state.reserved
         blocks = sorted({block for lapse in lapses for block in lapse.blocks})
         longest = max(lapses, key=lambda lapse: lapse.at_ns - lapse.since_ns)
         lease = (longest.at_ns - longest.since_ns) / 1e9
@@ -110,7 +109,7 @@ class LeaseBurst(StreamDetector[Judgement]):
                 seen("blocks_under_expired_leases", len(blocks), "blocks", at(lapses[-1].at)),
                 seen("lease_s", round(lease, 1), "s", at(longest.at)),
                 seen("largest_burst", burst.blocks, "blocks", at(burst.at)),
-                seen("largest_burst_share", round(burst.blocks / usable, 4), "of the pool", at(burst.at)),
+                seen("largest_burst_share", round(burst.blocks / state.usable, 4), "of the pool", at(burst.at)),
                 seen(
                     "requests_under_lease", leased, "requests", at(lapses[-1].at, *(d.changed_at for d in under_lease))
                 ),
@@ -118,8 +117,8 @@ class LeaseBurst(StreamDetector[Judgement]):
             explanation=(
                 f"{counted(len(requests), 'finished request')} kept {counted(len(blocks), 'block')} until their leases"
                 f" of {duration(lease)} expired, because no consumer confirmed the transfers. At most"
-                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / usable)} of the pool) became free at once."
-                f" {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under a lease now."
+                f" {counted(burst.blocks, 'block')} ({percent(burst.blocks / state.usable)} of the pool) became free at"
+                f" once. {counted(leased, 'more finished request')} {'is' if leased == 1 else 'are'} under a lease now."
             ),
             missing="" if proven else EITHER_END,
         )

@@ -34,7 +34,7 @@ class RisingFloor(StreamDetector[HoldsBlocks]):
     Sees: more blocks in use at each drain to idle, left by requests that freed the rest of theirs.
     Confirmed when: an audit of the engine's own reference counts since then agrees.
     Likely when: no audit has come since.
-    Not when: the floor has not risen several times in a row, or requests left all of their blocks (leak.unaccounted).
+    Not when: the floor has not risen several times in a row; requests left all of their blocks (leak.unaccounted).
     """
 
     code = "leak.rising-floor"
@@ -58,13 +58,12 @@ class RisingFloor(StreamDetector[HoldsBlocks]):
         state = ledger.state
         floors = ledger.floors.rising()
         first, last = floors[0], floors[-1]
-        usable = state.total - state.reserved
         since = lost.since_ns(ledger)
         audited = audited_since(ledger, since)
         left_at = lost.last_at(ledger)
         rises = len(floors) - 1
         each = (last.in_use - first.in_use) / rises
-        left = (usable - last.in_use) / each
+        left = (state.usable - last.in_use) / each
         return self.holding(
             ledger,
             pending=not lost.certain(ledger).references
@@ -73,13 +72,13 @@ class RisingFloor(StreamDetector[HoldsBlocks]):
             position=lost.first_at(ledger),
             requests=tuple(record.id for record in lost.culprits),
             blocks=tuple(lost.references),
-            share_of_pool=round(len(lost.references) / usable, 4),
+            share_of_pool=round(len(lost.references) / state.usable, 4),
             evidence=(
                 seen("floor_rises", rises, "drains to idle", last.where),
                 seen("first_floor", int(first.in_use), "blocks", first.where),
                 seen("last_floor", int(last.in_use), "blocks", last.where),
                 seen("floor_rise_mean", round(each, 2), "blocks", last.where),
-                seen("share_of_pool", round(len(lost.references) / usable, 4), "of the pool", left_at),
+                seen("share_of_pool", round(len(lost.references) / state.usable, 4), "of the pool", left_at),
                 seen("requests_leaking", len(lost.culprits), "requests", left_at),
                 Evidence("audits_since", int(audited), "audits", "audit", position=ledger.at(state.places.audited)),
             ),
@@ -88,8 +87,8 @@ class RisingFloor(StreamDetector[HoldsBlocks]):
                 f" at {clock_time(first.at)}, {counted(int(last.in_use), 'block')} after {rises} more such"
                 f" {'drain' if rises == 1 else 'drains'}. {counted(len(lost.culprits), 'request')} ended, freed their"
                 f" own blocks, and left {counted(len(lost.references), 'block')}"
-                f" ({percent(len(lost.references) / usable)} of the pool) in use. At this rate the pool is full after"
-                f" {left:,.0f} more drains."
+                f" ({percent(len(lost.references) / state.usable)} of the pool) in use. At this rate the pool is full"
+                f" after {left:,.0f} more drains."
             ),
             missing="" if audited else NO_AUDIT_SINCE,
         )

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...base.text import counted, duration, percent
-from ...contract.kinds import Holder, Status
+from ...contract.kinds import EngineMode, Holder, Status
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.pool_account import share_of_pool
 from ..detector import Settings, StreamDetector, Threshold
-from ..judgement import Alternative, HoldsBlocks, seen
+from ..judgement import ENGINE_PAUSED, Alternative, HoldsBlocks, seen
 from .block_effects import ROOM_IS_GONE
 
 
@@ -44,7 +44,7 @@ class SessionPinned(StreamDetector[HoldsBlocks]):
     Sees: sessions without input for minutes that together hold a twentieth of the pool.
     Confirmed when: no event is missing.
     Likely when: events were lost: an input may be among them.
-    Not when: the sessions are in use, or hold little.
+    Not when: the sessions are in use; they hold little.
     """
 
     code = "leak.session-pinned"
@@ -53,13 +53,15 @@ class SessionPinned(StreamDetector[HoldsBlocks]):
 
     idle_s = Threshold(300, "s", "people stop to think or to read, for minutes")
     min_share = Threshold(0.05, "of the pool", "less is not what others wait for")
-    alternatives = (Alternative("a session in use", "no input for longer than the allowed idle time"),)
+    alternatives = (ENGINE_PAUSED, Alternative("a session in use", "no input for longer than the allowed idle time"))
     causes = ROOM_IS_GONE
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[HoldsBlocks]:
         """Yield the sessions that have been idle for too long."""
         state, at = ledger.state, ledger.at
         idle_s = settings(self.idle_s)
+        if state.mode != EngineMode.UNPAUSED or ledger.age_s(state.mode_since_ns) <= idle_s:
+            return  # its inputs may wait for the operator to resume it
         idle = sorted(
             (session for session in _sessions_of(ledger) if ledger.age_s(session.since_ns) > idle_s),
             key=lambda session: session.since_ns,

@@ -19,8 +19,8 @@ class Unaccounted(StreamDetector[HoldsBlocks]):
     Sees: blocks with more references than living requests and announced deferrals explain.
     Confirmed when: an audit of the engine's own reference counts agrees, or an idle engine counts the blocks as used.
     Likely when: no audit has come since.
-    Not when: a connector or a step announced that it keeps them (leak.finished-held, leak.deferred-free-stalled), or
-    the floor rises by a block or two at each drain (leak.rising-floor).
+    Not when: a connector or a step announced that it keeps them (leak.finished-held, leak.deferred-free-stalled); the
+    floor rises by a block or two at each drain (leak.rising-floor).
     """
 
     code = "leak.unaccounted"
@@ -95,9 +95,8 @@ class Unaccounted(StreamDetector[HoldsBlocks]):
     def _judge_idle_use(self, ledger: EngineLedger, lost: LostReferences | None, used: int) -> HoldsBlocks:
         """Judge an idle engine by its own counter, which holds even after lost events."""
         state, at = ledger.state, ledger.at
-        usable = state.total - state.reserved
         known = lost if lost is not None and len(lost.references) == used else None
-        share = round(used / usable, 4)
+        share = round(used / state.usable, 4)
         return self.holding(
             ledger,
             since_ns=known.since_ns(ledger) if known is not None else ledger.uncertain_since_ns,

@@ -60,6 +60,7 @@ class BadSuggestionFromLog(FromLog, BadSuggestion):
 
     Sees: a suggested size that differs from the sum of the log's memory breakdown.
     Confirmed when: by more than the rounding of its figures.
+    Not when: the figures round to it.
     """
 
     unseen = ""

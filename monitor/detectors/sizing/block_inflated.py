@@ -18,7 +18,7 @@ class BlockInflated(StreamDetector[Judgement]):
     Sees: blocks of hundreds of tokens, of which running requests hold half of the pool and fill less than half.
     Confirmed when: no event is missing. It is information while no request waits for blocks.
     Likely when: events were lost.
-    Not when: few requests run, or others hold the pool.
+    Not when: few requests run; others hold the pool; their tokens fill half.
     """
 
     code = "sizing.block-inflated"

@@ -78,10 +78,9 @@ class KvTooSmall(StreamDetector[Judgement]):
         window_s = max(settings(self.window_s), min(pace_s(ledger, settings, self.window_steps), known_s))
         over_s = settings(self.over_s)
         recent = recent_preemptions(ledger, settings, window_s)
-        usable = state.total - state.reserved
         longest = -(-described.max_model_len // state.block_size)
         # Several groups take blocks each, as many as its kind of layer needs: then only the engine knows how many.
-        concurrency = usable / longest if len(described.groups) < 2 else None
+        concurrency = state.usable / longest if len(described.groups) < 2 else None
         enough = concurrency is not None and concurrency >= described.max_num_seqs
         if len(recent) < settings(self.min_preemptions) or enough:
             return
@@ -121,10 +120,9 @@ def _missing(ledger: EngineLedger, recent: list[Preemption], settings: Settings)
 
 def _holds_text(ledger: EngineLedger, concurrency: float | None) -> str:
     state, described = ledger.state, ledger.description
-    usable = state.total - state.reserved
     if concurrency is None:
-        return f"The pool has {counted(usable, 'block')} for {len(described.groups)} KV cache groups"
-    tokens = counted(usable * state.block_size, "token")
+        return f"The pool has {counted(state.usable, 'block')} for {len(described.groups)} KV cache groups"
+    tokens = counted(state.usable * state.block_size, "token")
     return f"The pool holds {tokens}, {concurrency:.1f} requests of max_model_len {described.max_model_len:,}"
 
 

@@ -18,6 +18,7 @@ class MemoryElsewhere(StreamDetector[Judgement]):
     Sees: a twentieth of the device in use that no part of the engine's memory breakdown explains.
     Confirmed when: the driver tells the engine's memory from that of other processes.
     Likely when: it does not.
+    Not when: the parts explain it.
     """
 
     code = "sizing.elsewhere"

@@ -17,6 +17,7 @@ class Overreserved(StreamDetector[Judgement]):
 
     Sees: an estimate for graphs that is several times what they took, and a hundredth of the device unused.
     Confirmed when: the engine's event has both.
+    Not when: the graphs took half of it.
     """
 
     code = "sizing.overreserved"
@@ -61,4 +62,5 @@ class OverreservedFromLog(FromLog, Overreserved):
 
     Sees: the same in the memory breakdown of a log.
     Confirmed when: by more than the rounding of its figures.
+    Not when: the figures round to it.
     """

@@ -23,7 +23,7 @@ from ...ledger.queue_state import HeldBackTime, Living, fitting_together, reques
 from ...ledger.records import RequestState
 from ..detector import FromMetrics, SampleNeed, Settings, StreamDetector, Threshold
 from ..engine_pace import at_pace_s
-from ..judgement import NO_WORK, Alternative, Evidence, ShortOfBlocks, seen
+from ..judgement import ENGINE_PAUSED, NO_WORK, Alternative, Evidence, ShortOfBlocks, seen
 from ..sample_math import FEWEST_SAMPLES, apart_s, for_room, moved, scrape_interval_s
 from .waiting_requests import head_short_of_blocks, missing_after_loss
 
@@ -135,7 +135,7 @@ class HeadOfLine(StreamDetector[ShortOfBlocks]):
     Sees: a head of the queue that is short of blocks, while requests behind it would fit in those that are free.
     Confirmed when: one head has waited for minutes and many steps.
     Likely when: several heads in turn cost a tenth of all requests' time: what those behind need is then an estimate.
-    Not when: the pool never has as many blocks (stuck.never-fits), or little of it is free.
+    Not when: the pool never has as many blocks (stuck.never-fits); little of it is free.
     """
 
     code = "stuck.head-of-line"
@@ -163,7 +163,7 @@ class HeadOfLine(StreamDetector[ShortOfBlocks]):
     min_room = Threshold(
         0.25, "of the pool", "where only metrics are known: a head that needs less than this would have been admitted"
     )
-    alternatives = (NO_WORK, Alternative("no room for any request", "requests behind it fit in the free blocks"))
+    alternatives = (NO_WORK, ENGINE_PAUSED, Alternative("no room for any request", "requests behind it fit"))
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[ShortOfBlocks]:
         """Yield the head of the queue if those that hold the pool keep it waiting."""
@@ -212,15 +212,15 @@ class HeadOfLine(StreamDetector[ShortOfBlocks]):
         run.
         """
         state, at = ledger.state, ledger.at
-        age = (ledger.looked_ns - head.since_ns) / 1e9
+        began_ns = max(head.since_ns, state.mode_since_ns)
+        age = (ledger.looked_ns - began_ns) / 1e9
         grace = (
             at_pace_s(ledger, settings, self.grace_s, self.min_steps)
             if living.running
             else at_pace_s(ledger, settings, self.idle_grace_s)
         )
-        usable = state.total - state.reserved
         # With enough free for it, the engine's count is another, which findings of a broken account are about.
-        if age < grace / 2 or not settings(self.min_free) * usable <= state.free < head.blocks_needed:
+        if age < grace / 2 or not settings(self.min_free) * state.usable <= state.free < head.blocks_needed:
             return
         behind = requests_behind(living, head)
         certain = state.is_certain_request
@@ -234,7 +234,7 @@ class HeadOfLine(StreamDetector[ShortOfBlocks]):
         yield self.short_of_blocks(
             ledger,
             pending=age < grace or not known,
-            since_ns=ledger.wall(head.since_ns),
+            since_ns=ledger.wall(began_ns),
             position=at(head.since_at),
             requests=(head.id,),
             blocks_needed=head.blocks_needed,
@@ -242,8 +242,8 @@ class HeadOfLine(StreamDetector[ShortOfBlocks]):
             evidence=_head_evidence(ledger, head, own, age, (len(behind), len(fitting), len(living.running))),
             explanation=(
                 f"For {duration(age)} request {head.id} has stood at the head of the queue: it needs"
-                f" {counted(head.blocks_needed, 'block')} and {state.free:,} ({percent(state.free / usable)} of the"
-                f" pool) are free. {counted(len(fitting), 'request')} behind it would fit in these, first"
+                f" {counted(head.blocks_needed, 'block')} and {state.free:,} ({percent(state.free / state.usable)} of"
+                f" the pool) are free. {counted(len(fitting), 'request')} behind it would fit in these, first"
                 f" {fitting[0].id}, but {'waits' if len(fitting) == 1 else 'wait'} for it."
             ),
             numbers={
@@ -261,14 +261,13 @@ def _head_evidence(
     ledger: EngineLedger, head: RequestState, own: int, age: float, counts: tuple[int, int, int]
 ) -> tuple[Evidence, ...]:
     state, at = ledger.state, ledger.at
-    usable = state.total - state.reserved
     behind, fitting, running = counts
     return (
         seen("blocks_needed", head.blocks_needed, "blocks", at(head.refused_at)),
         seen("blocks_free_for_it", head.blocks_free_then, "blocks", at(head.refused_at)),
         seen("blocks_free", state.free, "blocks", at(state.places.pool)),
         seen("blocks_for_own_tokens", own, "blocks", at(head.arrived_at)),
-        seen("share_free", round(state.free / usable, 4), "of the pool", at(state.places.pool)),
+        seen("share_free", round(state.free / state.usable, 4), "of the pool", at(state.places.pool)),
         seen("waiting_behind", behind, "requests", at(state.places.moved)),
         seen("waiting_that_fit", fitting, "requests", at(state.places.moved, state.places.pool)),
         seen("running", running, "requests", at(state.places.moved)),

@@ -32,7 +32,7 @@ class LostRequest(StreamDetector[Judgement]):
     Confirmed when: the engine itself reports them as in no queue, or its audit no longer has them.
     Likely when: its queues were shorter than the number of unfinished requests at several heartbeats, each of another
     pass.
-    Not when: a step in flight may still end them.
+    Not when: a step in flight may still end them; a pass put them in its queue, or found them in its queue since.
     """
 
     code = "stuck.lost-request"
@@ -113,8 +113,9 @@ class LostRequest(StreamDetector[Judgement]):
             ),
             explanation=(
                 f"{counted(count, 'unfinished request')}{names} {'is' if count == 1 else 'are'} in none of the"
-                f" scheduler's queues, since {clock_time(since)} at the latest ({duration(_age_s(ledger, since))}): the"
-                f" scheduler will never reach {'it' if count == 1 else 'them'}, and the client waits.{holds} The"
+                f" scheduler's queues, since {clock_time(since)} at the latest"
+                f" ({duration(max(0, ledger.now_ns - since) / 1e9)}): the scheduler will never reach"
+                f" {'it' if count == 1 else 'them'}, and the client waits.{holds} The"
                 " engine's other requests are not affected."
             ),
             numbers={"Abort it": f"Abort {them(count)}", "resend it": f"resend {them(count)}"},
@@ -155,7 +156,3 @@ def _unmoved(ledger: EngineLedger, living: Living, since_wall_ns: int) -> list[R
         record for record in living.running if ledger.wall(max(record.since_ns, record.progressed_ns)) < since_wall_ns
     ]
     return [*waiting, *running]
-
-
-def _age_s(ledger: EngineLedger, since_wall_ns: int) -> float:
-    return max(0.0, (ledger.now_ns - since_wall_ns) / 1e9)

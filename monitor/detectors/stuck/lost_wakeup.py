@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...base.text import duration, listed
 from ...ledger.engine_ledger import EngineLedger
 from ..detector import Causes, Settings, StreamDetector, Threshold
-from ..judgement import Alternative, Judgement, holds_what_it_needs, seen
+from ..judgement import ENGINE_PAUSED, Alternative, Judgement, holds_what_it_needs, seen
 from .head_of_line import HeadOfLine
 from .waiting_requests import blocks_of_requests, fetch_waits, overdue_judgement, overdue_requests
 
@@ -28,6 +28,7 @@ class LostWakeup(StreamDetector[Judgement]):
 
     grace_s = Threshold(5, "s", "an engine that is woken makes a pass within milliseconds")
     alternatives = (
+        ENGINE_PAUSED,
         Alternative("the fetch has not ended", "the connector reported its end"),
         Alternative("a long step", "no step is in flight"),
     )
@@ -36,7 +37,8 @@ class LostWakeup(StreamDetector[Judgement]):
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield the fetches that ended and woke no engine."""
         unprocessed = fetch_waits(ledger).not_noticed
-        state, at, beat, awake_ns = ledger.state, ledger.at, ledger.state.heartbeat, ledger.looked_ns
+        state, at, beat = ledger.state, ledger.at, ledger.state.heartbeat
+        awake_ns = max(ledger.looked_ns, state.mode_since_ns)
         if beat is None:
             return
         late = overdue_requests(

@@ -27,9 +27,9 @@ class NeverFits(StreamDetector[Judgement]):
 
     Sees: a waiting request whose tokens, or whose failed allocation, need more blocks than the pool has.
     Confirmed when: it has waited for a second. The arithmetic excludes that others free enough.
-    Likely when: blocks are missing that a connector without a lease may still return.
-    Not when: it was admitted before and preempts itself (stuck.self-preempt), or others hold the blocks for a while
-    (stuck.head-of-line).
+    Likely when: blocks are missing that a connector without a lease may still return, or by the engine's count alone.
+    Not when: it was admitted before and preempts itself (stuck.self-preempt); others hold the blocks for a while
+    (stuck.head-of-line); all that its tokens may become would fit, and the engine asks for more.
     """
 
     code = "stuck.never-fits"
@@ -54,16 +54,15 @@ class NeverFits(StreamDetector[Judgement]):
 
     def _larger_than_the_pool(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
         state, at = ledger.state, ledger.at
-        usable = state.total - state.reserved
-        most_tokens = usable * state.block_size
+        most_tokens = state.usable * state.block_size
         large = [  # most waiting requests are not, and there may be thousands
             record
             for record in living.waiting
             if record.prompt_tokens + record.output_tokens > most_tokens
-            or record.blocks_to_admit > usable
-            or record.blocks_needed > usable
+            or record.blocks_to_admit > state.usable
+            or record.blocks_needed > state.usable
         ]
-        oversized = [record for record in large if _is_oversized(ledger, record, usable)]
+        oversized = [record for record in large if _is_oversized(ledger, record, state.usable)]
         grace = settings(self.grace_s)
         late = [
             record
@@ -75,6 +74,7 @@ class NeverFits(StreamDetector[Judgement]):
         named = sorted(late or oversized, key=_waits_since)
         first = named[0]
         needed = max(_blocks_to_run(ledger, record) for record in named)
+        would_fit = any(0 < max(record.blocks_to_admit, record.blocks_to_finish) <= state.usable for record in named)
         behind = [r for r in living.waiting if r is not first and r.arrived_ns >= first.arrived_ns]
         held_back = (
             f" {first.id} stands at the head of the queue and holds back {counted(len(behind), 'request')} behind it:"
@@ -89,13 +89,14 @@ class NeverFits(StreamDetector[Judgement]):
             position=at(first.since_at if first.preemptions else first.arrived_at),
             requests=tuple(record.id for record in named),
             evidence=_fit_evidence(ledger, first, living, _blocks_to_run(ledger, first), len(behind)),
-            explanation=_oversized_text(ledger, named, usable) + held_back,
+            explanation=_oversized_text(ledger, named, state.usable) + held_back,
             numbers={
                 "Abort it": f"Abort {listed([record.id for record in named])}",
-                "to the capacity": f"{usable * state.block_size}, the capacity",
+                "to the capacity": f"{state.usable * state.block_size}, the capacity",
                 "what it needs": f"{needed + state.reserved} blocks",
                 MORE_ROOM: room_for(ledger, needed + state.reserved),
             },
+            missing="why the engine asks for more blocks than its tokens fill at the most" if would_fit else "",
         )
 
     def _without_leaked(self, ledger: EngineLedger, settings: Settings, living: Living) -> Iterator[Judgement]:
@@ -106,9 +107,8 @@ class NeverFits(StreamDetector[Judgement]):
         leaked = leaked_blocks(ledger, settings)
         if not leaked.blocks:
             return
-        usable = state.total - state.reserved
-        room = usable - len(leaked.blocks)
-        starved = [record for record in living.waiting if room < _blocks_to_run(ledger, record) <= usable]
+        room = state.usable - len(leaked.blocks)
+        starved = [record for record in living.waiting if room < _blocks_to_run(ledger, record) <= state.usable]
         if not starved:
             return
         first = min(starved, key=lambda record: record.arrived_ns)
@@ -132,14 +132,14 @@ class NeverFits(StreamDetector[Judgement]):
             blocks=tuple(sorted(leaked.blocks)),
             evidence=(
                 seen("blocks_needed", needed, "blocks", at(max(first.refused_at, first.arrived_at))),
-                seen("blocks_usable", usable, "blocks", at(state.places.started)),
+                seen("blocks_usable", state.usable, "blocks", at(state.places.started)),
                 seen("blocks_leaked", len(leaked.blocks), "blocks", at(state.places.pool)),
                 seen("blocks_free", state.free, "blocks", at(state.places.pool)),
                 seen("running", len(living.running), "requests", at(state.places.moved)),
                 seen("waiting_behind", len(behind), "requests", at(state.places.moved)),
             ),
             explanation=(
-                f"Request {first.id} needs {counted(needed, 'block')} at once. The pool has {usable:,}, of which"
+                f"Request {first.id} needs {counted(needed, 'block')} at once. The pool has {state.usable:,}, of which"
                 f" {len(leaked.blocks):,} belong to no live request and never become free. Without these it can never"
                 f" run. {counted(len(starved) + len(behind), 'request')}"
                 f" {'waits' if len(starved) + len(behind) == 1 else 'wait'} for blocks:"

@@ -10,7 +10,7 @@ from ...ledger.queue_state import Living, was_found_behind
 from ...ledger.records import RequestState
 from ...ledger.wait_graph import WaitGraph
 from ..detector import Causes, Settings, StreamDetector, Threshold
-from ..judgement import NO_WORK, Alternative, ShortOfBlocks, holds_what_it_needs, seen
+from ..judgement import ENGINE_PAUSED, NO_WORK, Alternative, ShortOfBlocks, holds_what_it_needs, seen
 from .head_of_line import HeadOfLine
 from .waiting_requests import head_short_of_blocks, missing_after_loss
 
@@ -21,7 +21,7 @@ class ParkedLoads(StreamDetector[ShortOfBlocks]):
     Sees: nothing runs, and requests behind the head of the queue hold, for their fetched KV, the blocks that it lacks.
     Confirmed when: each waits for the other, and their blocks would be enough.
     Likely when: events were lost.
-    Not when: a request runs or a fetch goes on that will free blocks, or others hold what the head lacks.
+    Not when: a request runs or a fetch goes on that will free blocks; others hold what the head lacks; enough are free.
     """
 
     code = "stuck.parked-loads"
@@ -33,6 +33,7 @@ class ParkedLoads(StreamDetector[ShortOfBlocks]):
     )
     alternatives = (
         NO_WORK,
+        ENGINE_PAUSED,
         Alternative("a running fetch that will free blocks", "no fetch is under way"),
         Alternative("a running request that will free blocks", "no request runs"),
     )
@@ -57,11 +58,10 @@ class ParkedLoads(StreamDetector[ShortOfBlocks]):
         held = sorted({block for record in holders for block in record.blocks})
         if head.blocks_needed > head.blocks_free_then + len(held):
             return  # even with these it is short of blocks: the holder of those is the problem
-        since = max(state.launched_ns, head.since_ns, *(record.since_ns for record in holders))
+        since = max(state.launched_ns, state.mode_since_ns, head.since_ns, *(record.since_ns for record in holders))
         age, grace = (ledger.looked_ns - since) / 1e9, settings(self.grace_s)
         if age < grace / 2:
             return
-        usable = state.total - state.reserved
         held_at = at(*(record.since_at for record in holders))
         since_at = at(state.places.launched, head.since_at, *(record.since_at for record in holders))
         yield self.short_of_blocks(
@@ -80,7 +80,7 @@ class ParkedLoads(StreamDetector[ShortOfBlocks]):
                 seen("blocks_needed", head.blocks_needed, "blocks", at(head.refused_at)),
                 seen("blocks_free_for_it", head.blocks_free_then, "blocks", at(head.refused_at)),
                 seen("blocks_parked", len(held), "blocks", held_at),
-                seen("share_of_pool", round(len(held) / usable, 4), "of the pool", held_at),
+                seen("share_of_pool", round(len(held) / state.usable, 4), "of the pool", held_at),
                 seen("running", 0, "requests", at(state.places.moved)),
                 seen("waiting", len(living.waiting), "requests", at(state.places.moved)),
                 seen("no_step_s", round(age, 1), "s", since_at),
@@ -88,9 +88,9 @@ class ParkedLoads(StreamDetector[ShortOfBlocks]):
             explanation=(
                 f"Nothing runs. {head.id}, at the head of the queue, is short of"
                 f" {counted(head.blocks_needed - head.blocks_free_then, 'block')}; {counted(len(held), 'block')}"
-                f" ({percent(len(held) / usable)} of the pool) belong to {listed([r.id for r in holders])}, whose KV"
-                f" has been fetched and which {'waits' if len(holders) == 1 else 'wait'} behind it. Each has waited for"
-                f" the other for {duration(age)}."
+                f" ({percent(len(held) / state.usable)} of the pool) belong to {listed([r.id for r in holders])}, whose"
+                f" KV has been fetched and which {'waits' if len(holders) == 1 else 'wait'} behind it. Each has waited"
+                f" for the other for {duration(age)}."
             ),
             numbers={"the head of the queue": head.id, "one of the holders": holders[-1].id},
             missing=missing_after_loss(ledger),

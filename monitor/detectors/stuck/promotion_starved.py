@@ -12,7 +12,7 @@ from ...ledger.queue_state import Living, is_outside, was_left_out
 from ...ledger.records import RequestState
 from ..detector import Causes, Settings, StreamDetector, Threshold
 from ..engine_pace import at_pace_s
-from ..judgement import NO_WORK, Alternative, Evidence, Judgement, holds_what_it_needs, seen
+from ..judgement import ENGINE_PAUSED, NO_WORK, Alternative, Evidence, Judgement, holds_what_it_needs, seen
 from .head_of_line import HeadOfLine
 from .waiting_requests import (
     Overdue,
@@ -37,7 +37,7 @@ class PromotionStarved(StreamDetector[Judgement]):
     Confirmed when: later requests overtook them, the engine reports each request that it puts back, or its passes got
     as far as these.
     Likely when: events were lost.
-    Not when: the head of the queue or a limit of the whole pass holds them back, or they may lack a slot as others do.
+    Not when: the head of the queue or a limit of the whole pass holds them back; they may lack a slot as others do.
     """
 
     code = "stuck.promotion-starved"
@@ -51,6 +51,7 @@ class PromotionStarved(StreamDetector[Judgement]):
     )
     alternatives = (
         NO_WORK,
+        ENGINE_PAUSED,
         Alternative(
             "the head of the queue is rejected before it",
             "later requests were admitted, none is refused, or each pass would put it back in the queue",
@@ -79,7 +80,7 @@ class PromotionStarved(StreamDetector[Judgement]):
         late = overdue_requests(
             ledger,
             ready,
-            lambda r: r.ready_ns if r.number in skipped else max(r.ready_ns, r.since_ns),
+            lambda r: max(r.ready_ns, ledger.state.mode_since_ns, 0 if r.number in skipped else r.since_ns),
             ledger.looked_ns,
             grace_s,
         )

@@ -11,14 +11,13 @@ from ...ledger.records import RequestState
 from ..counted_events import EVENTS_WINDOW_S, counted_events, is_few
 from ..detector import Causes, FromSamples, Settings, StreamDetector, Threshold
 from ..engine_pace import MORE_TIME, OutsideWaitLimit, at_pace_s, may_be_slow, outside_wait_limit
-from ..judgement import SLOW_TRANSFER, Alternative, Evidence, Judgement, holds_what_it_needs, seen
+from ..judgement import ENGINE_PAUSED, SLOW_TRANSFER, Evidence, Judgement, holds_what_it_needs, seen
 from ..leak.deferred_blocks import connector_text
 from ..sample_math import last_window, moved, seconds_apart
 from ..shared_thresholds import LEAST_SCRAPES
 from .head_of_line import HeadOfLine
 from .waiting_requests import (
     TRANSFER_PROGRESS,
-    Overdue,
     blocks_of_requests,
     could_report_until_ns,
     fetch_waits,
@@ -67,7 +66,7 @@ class RemoteLoad(StreamDetector[Judgement]):
     Likely when: no end was reported: a large transfer over a slow link takes as long. Or they failed, and the engine
     does not say why.
     Cannot tell: first fetches of an engine may simply be slow.
-    Not when: the engine sleeps (stuck.lost-wakeup), or the fetch has ended and the request waits for its turn.
+    Not when: the engine sleeps (stuck.lost-wakeup); the fetch has ended and the request waits for its turn.
     """
 
     code = "stuck.remote-load"
@@ -79,7 +78,7 @@ class RemoteLoad(StreamDetector[Judgement]):
     least_wait_s = Threshold(
         60, "s", "a fetch takes seconds, and the prefill of a long prompt on the other side less than a minute"
     )
-    alternatives = (SLOW_TRANSFER, Alternative("a fetch that ended without the engine noticing", "no end was reported"))
+    alternatives = (SLOW_TRANSFER, ENGINE_PAUSED)
     causes = Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
@@ -132,23 +131,17 @@ class RemoteLoad(StreamDetector[Judgement]):
             for r in fetching
         }
 
-    def _overdue(
-        self, ledger: EngineLedger, fetching: list[RequestState], limits: dict[int, OutsideWaitLimit]
-    ) -> Overdue | None:
-        """Return those that take longer than fetches of this engine do, or whose reported end is not processed."""
-        return overdue_requests(
+    def _from_stream(
+        self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
+    ) -> Iterator[Judgement]:
+        limits = self._limits(ledger, settings, fetching)
+        late = overdue_requests(
             ledger,
             fetching,
             lambda r: limits[r.number].still_since_ns,
             could_report_until_ns(ledger),
             lambda r: limits[r.number].allowed_s,
         )
-
-    def _from_stream(
-        self, ledger: EngineLedger, settings: Settings, fetching: list[RequestState]
-    ) -> Iterator[Judgement]:
-        limits = self._limits(ledger, settings, fetching)
-        late = self._overdue(ledger, fetching, limits)
         if late is None:
             return
         state, at, count = ledger.state, ledger.at, len(late.records)

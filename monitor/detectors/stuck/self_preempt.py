@@ -20,7 +20,7 @@ class SelfPreempt(StreamDetector[Judgement]):
     Sees: a request that fills the pool, preempts itself with no other left to preempt, and is admitted again.
     Confirmed when: several times in a row, without a token of output in between.
     Likely when: events were lost.
-    Not when: it progresses in between, or others take its blocks (thrash.preemption).
+    Not when: it progresses in between; others take its blocks (thrash.preemption).
     """
 
     code = "stuck.self-preempt"
@@ -46,10 +46,9 @@ class SelfPreempt(StreamDetector[Judgement]):
 
     def _judge_request(self, ledger: EngineLedger, settings: Settings, record: RequestState) -> Judgement:
         state, at = ledger.state, ledger.at
-        usable = state.total - state.reserved
         preempted_at = at(record.preempted_at)
         times = record.self_preemptions
-        holds = usable * state.block_size
+        holds = state.usable * state.block_size
         return self.finding(
             ledger,
             key=record.id,
@@ -62,21 +61,21 @@ class SelfPreempt(StreamDetector[Judgement]):
                 seen("self_preemptions", times, "times in a row", preempted_at),
                 seen("output_tokens", record.output_tokens, "tokens", preempted_at),
                 seen("peak_blocks", record.peak_blocks, "blocks", preempted_at),
-                seen("blocks_usable", usable, "blocks", at(state.places.started)),
-                seen("share_of_pool", round(record.peak_blocks / usable, 4), "of the pool", preempted_at),
+                seen("blocks_usable", state.usable, "blocks", at(state.places.started)),
+                seen("share_of_pool", round(record.peak_blocks / state.usable, 4), "of the pool", preempted_at),
                 seen("tokens_lost", record.tokens_lost, "tokens", preempted_at),
             ),
             explanation=(
-                f"Request {record.id} has filled the pool ({record.peak_blocks:,} of {usable:,} blocks,"
-                f" {percent(record.peak_blocks / usable)}), needed one more with no other request to preempt, preempted"
-                f" itself and was admitted again: {counted(times, 'time')} in a row since"
+                f"Request {record.id} has filled the pool ({record.peak_blocks:,} of {state.usable:,} blocks,"
+                f" {percent(record.peak_blocks / state.usable)}), needed one more with no other request to preempt,"
+                f" preempted itself and was admitted again: {counted(times, 'time')} in a row since"
                 f" {clock_time(ledger.wall(record.self_preempted_ns))}, without an output token in between."
                 f" {counted(record.tokens_lost, 'token')} of computation were wasted, and the cycle continues."
             ),
             numbers={
                 "Abort it": f"Abort {record.id}",
                 "to the capacity": f"{holds}, the capacity",
-                "what it needs": f"{usable + state.reserved} blocks",
+                "what it needs": f"{state.usable + state.reserved} blocks",
             },
             missing=missing_after_loss(ledger),
         )

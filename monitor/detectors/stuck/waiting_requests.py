@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Unpack
 
 from ...base.text import clock_time, counted
-from ...contract.kinds import Status
+from ...contract.kinds import EngineMode, Status
 from ...ledger.engine_ledger import EngineLedger
-from ...ledger.queue_state import Living, is_short_of_blocks
+from ...ledger.harms import contradicted_since_ns
+from ...ledger.queue_state import Living, is_outside, is_short_of_blocks
 from ...ledger.records import RequestState
 from ..detector import Detector
 from ..engine_pace import taken_up_until_ns
@@ -62,10 +63,14 @@ def overdue_requests(
     grace_s: of all, or of each.
 
     After a loss, requests that an event has named since are counted from it. Others may have moved in it, and are
-    pending.
+    pending. While the operator has the engine paused, none has to move. What happens outside the engine goes on then.
     """
     state = ledger.state
-    aged = sorted(((since(r), r.number, r) for r in records), key=lambda entry: entry[:2])
+    if state.mode != EngineMode.UNPAUSED:
+        return None
+    paused_ns = state.mode_since_ns
+    began = ((since(r) if is_outside(r) else max(since(r), paused_ns), r.number, r) for r in records)
+    aged = sorted(began, key=lambda entry: entry[:2])
     certain = [(max(began, state.lost_ns), n, r) for began, n, r in aged if state.is_certain_request(r)]
     for entries, share, pending in ((certain, 1.0, False), (aged, 0.5, True)):
         late = [
@@ -131,9 +136,12 @@ def watchdog_report(records: Iterable[RequestState]) -> str:
 
 
 def head_short_of_blocks(ledger: EngineLedger) -> RequestState | None:
-    """Return the head of the queue if it was refused for blocks that the pool could have, or else None."""
+    """Return the head of the queue if it was refused for blocks that the pool could have and lacks, or else None."""
     head = ledger.head()
-    return head if head is not None and is_short_of_blocks(ledger.state, head) else None
+    paused = ledger.state.mode != EngineMode.UNPAUSED
+    if head is None or paused or not is_short_of_blocks(ledger.state, head):
+        return None
+    return head if contradicted_since_ns(ledger, head) is None else None
 
 
 TRANSFER_PROGRESS: Final = "whether the transfer still moves: a large one over a slow link takes as long"

@@ -11,7 +11,7 @@ from ...ledger.records import RequestState
 from ..advice import them
 from ..detector import Causes, Settings, StreamDetector, Threshold
 from ..engine_pace import MIN_STEPS, at_pace_s
-from ..judgement import NO_ROOM, NO_WORK, Judgement, holds_what_it_needs, seen
+from ..judgement import ENGINE_PAUSED, NO_ROOM, NO_WORK, Judgement, holds_what_it_needs, seen
 from .head_of_line import HeadOfLine
 from .waiting_requests import Overdue, overdue_judgement, overdue_requests, requests_text, since_text
 
@@ -24,7 +24,7 @@ class ZeroToken(StreamDetector[Judgement]):
     Sees: a running request that each step leaves out, or one that each pass leaves out while no other runs.
     Confirmed when: for the pending period and several steps, with room for its next token.
     Likely when: events were lost.
-    Not when: the step was full, or no block was free for its next token.
+    Not when: the step was full; no block was free for its next token.
     """
 
     code = "stuck.zero-token"
@@ -33,7 +33,7 @@ class ZeroToken(StreamDetector[Judgement]):
 
     grace_s = Threshold(10, "s", "a request that runs may go without tokens in a full step, not in all of them")
     min_steps = MIN_STEPS
-    alternatives = (NO_WORK, NO_ROOM)
+    alternatives = (NO_WORK, NO_ROOM, ENGINE_PAUSED)
     causes = Causes[Judgement]().of(HeadOfLine, holds_what_it_needs)
 
     def detect(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...base.text import clock_time, counted, duration
 from ...contract.kinds import Cause
-from ...ledger.engine_ledger import EngineLedger, Point
+from ...ledger.engine_ledger import EngineLedger
 from ...ledger.records import Preemption, RequestState
 from ..detector import Settings, StreamDetector, Threshold
 from ..judgement import NO_ROOM, Evidence, Judgement, Unless, seen
@@ -77,7 +77,8 @@ class AfterRetract(StreamDetector[Judgement]):
         running = max(point.running for point in over[: half + 1])
         if running > max(point.running for point in over[half:]):
             return  # it recovers
-        before_it = max((point.running for point in _points_between(ledger, began - over_s * 1e9, began)), default=0)
+        earlier = (point for point in ledger.points if began - over_s * 1e9 <= point.at_ns <= began)
+        before_it = max((point.running for point in earlier), default=0)
         most = ledger.description.max_num_seqs
         if running >= before_it or (most and running >= most):
             return  # as many run as before, or as are allowed: each gives fewer tokens a step
@@ -102,10 +103,6 @@ class AfterRetract(StreamDetector[Judgement]):
             if state.damaged
             else ("the number of requests that the engine currently allows to run at once"),
         )
-
-
-def _points_between(ledger: EngineLedger, since: float, until: float) -> list[Point]:
-    return [point for point in ledger.points if since <= point.at_ns <= until]
 
 
 def _slowdown_evidence(

@@ -43,7 +43,7 @@ class PreemptionThrash(StreamDetector[Judgement]):
     them.
     Confirmed when: as much was computed again after them.
     Likely when: it was not: the prefix cache may have kept it. Or events were lost.
-    Not when: the pool is merely full, or a reset of the prefix cache preempted them.
+    Not when: the pool is merely full; a reset of the prefix cache preempted them.
     """
 
     code = "thrash.preemption"
