@@ -111,7 +111,7 @@ class FirstTokenPace:
         """
         if not self._is_over(now_ns):
             return
-        usual = self._usual()
+        usual = self.usual()
         longest_s = SLOWER * usual[0] if usual else math.inf
         unserved: Counter[tuple[float, float]] = Counter()
         for request in requests:
@@ -148,19 +148,21 @@ class FirstTokenPace:
             self._learned.popleft()
         if old.counts.total() < FEWEST_IN_SLICE:
             return
-        usual = self._usual()
+        usual = self.usual()
         if usual is None or duration_quantile(old.counts, 0.5) <= SLOWER * usual[0]:
             self._learned.append(_Learned(old.ended_ns, duration_quantile(old.counts, 0.95), old.counts.total()))
 
-    def _usual(self) -> tuple[float, int] | None:
-        """Return the time that 95 % of the requests usually wait at most, and the number of requests behind it."""
+    def usual(self) -> tuple[float, int] | None:
+        """Return the time that 95 % of the requests usually wait at most, and the number of requests behind it. None
+        until enough were seen.
+        """
         if len(self._learned) < FEWEST_LEARNED:
             return None
         ordered = sorted(slice_.p95_s for slice_ in self._learned)
         return ordered[math.ceil(USUAL_SHARE * len(ordered)) - 1], sum(slice_.requests for slice_ in self._learned)
 
     def _judge(self) -> SlowClients | None:
-        usual = self._usual()
+        usual = self.usual()
         if usual is None or len(self._recent) < RECENT_SLICES:
             return None
         if any(each.waited.total() < FEWEST_IN_SLICE for each in self._recent):

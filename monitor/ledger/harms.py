@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from ..contract.kinds import Cause, EngineMode
 from .engine_ledger import EngineLedger
+from .first_token_pace import SLOWER
 from .queue_state import blocks_to_run, is_outside
 from .records import RequestState
 
@@ -57,6 +58,14 @@ CLIENT_HARMS: Final = (
         "blocks in use that no request which gets tokens has in its table, and no transfer, pin or session keeps",
         "blocks that have been so for a time, as a share of the pool",
         "the pool is smaller for every client, and nobody gains by it",
+    ),
+    Harm(
+        "waits beyond the usual",
+        f"has no first token yet, for {SLOWER:g} times as long as 95 % of this engine's requests usually wait",
+        "s since its arrival, beside the usual 95th percentile",
+        "its client compares it with what the engine did before. It has no code: a scheduler that treats one request"
+        " worse shows in the harms above, and what is left is more load than the engine can serve, which is no fault of"
+        " it. `monitor explain request` and the page tell it of a request, and `slow` in the view of an engine of all",
     ),
 )
 MOST_ASKED_OVERTAKEN: Final = 64
@@ -239,6 +248,28 @@ def _since_ns(ledger: EngineLedger, holds: Callable[[QueueState], bool], least_n
 def has_room(ledger: EngineLedger, record: RequestState) -> bool:
     """Return whether the free blocks are enough for a waiting request."""
     return blocks_to_run(ledger.state, ledger.description, record) - len(record.blocks) <= ledger.state.free
+
+
+class FirstTokenWait(NamedTuple):
+    """How long a request waited for its first token, or has waited for it, and what 95 % of others usually do."""
+
+    waited_s: float
+    usual_p95_s: float
+    usual_of: int
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is no harm."""
+        return self.waited_s <= SLOWER * self.usual_p95_s
+
+
+def first_token_wait(ledger: EngineLedger, record: RequestState) -> FirstTokenWait | None:
+    """Return its wait beside the usual one, or None while that is unknown."""
+    usual = ledger.tally.pace.usual()
+    if usual is None or not record.arrived_ns:
+        return None
+    until_ns = record.first_token_ns or record.finished_ns or ledger.state.now_ns
+    return FirstTokenWait((until_ns - record.arrived_ns) / 1e9, *usual)
 
 
 def held_without_progress(ledger: EngineLedger, until_ns: int, least: float) -> dict[int, int]:

@@ -15,6 +15,7 @@ from ..contract.wire import Batch, Run
 from ..history.history import History
 from ..ledger.engine_ledger import EngineLedger, Position
 from ..ledger.event_history import phase_names, phases, request_history, request_names, scan_events
+from ..ledger.harms import contradicted_since_ns, first_token_wait
 from ..ledger.ledger_records import unused_tokens
 from ..ledger.pool_account import NO_BLOCKS, RequestBlocks, blocks_of, request_blocks
 from ..ledger.records import RequestState
@@ -138,6 +139,12 @@ def _condition_views(ledger: EngineLedger, record: RequestState) -> list[Conditi
         ),
         ("Finished", record.is_finished, record.finished_ns, ""),
     ]
+    if (wait := first_token_wait(ledger, record)) is not None:
+        waited = f"{duration(wait.waited_s)} for its first token; 95 % of {counted(wait.usual_of, 'earlier request')}"
+        usual = f"{waited} usually waited {duration(wait.usual_p95_s)} or less"
+        conditions.append(("UsualWait", wait.is_usual, record.arrived_ns, usual))
+    if (since_ns := contradicted_since_ns(ledger, record)) is not None:
+        conditions.append(("ReasonHolds", False, since_ns, "the pool and the queues contradict the engine's reason"))
     if record.is_finished:
         conditions.append(("BlocksFreed", not record.blocks, 0, _request_reason(ledger, record)))
     return [ConditionView(name, holds, timestamp(ledger.wall(at)), why) for name, holds, at, why in conditions]

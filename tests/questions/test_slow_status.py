@@ -18,7 +18,8 @@ from kvscope.monitor.contract.kinds import Status
 from kvscope.monitor.contract.samples import Sample
 from kvscope.monitor.ledger.first_token_pace import FEWEST_IN_SLICE, SLICE_NS, FirstTokenPace
 from kvscope.monitor.questions.pipeline import Pipeline
-from kvscope.monitor.questions.schema import EngineView
+from kvscope.monitor.questions.request_details import request_detail
+from kvscope.monitor.questions.schema import ConditionView, EngineView
 from tests.detectors.spoken import Spoken
 from tests.web.test_metrics_views import shown
 
@@ -243,3 +244,20 @@ def test_it_is_learned_from_a_slice_of_few_requests_but_not_of_fewer(requests: i
     for number in range(20, 24):
         pace.sampled(1 + number * SLICE_NS, [(20.0, 40.0, 10)])
     assert bool(pace.slow) is learned
+
+
+def test_of_a_request_it_is_told_beside_what_is_usual() -> None:
+    """Nothing is admitted any more. One that was served before waited as usual."""
+    rng = random.Random(3)
+    served = list(usual(rng, 0, LEARNED))
+    unserved = [Served(one.at_s + UNTIL, UNTIL) for one in usual(rng, LEARNED)]
+    *_, (_, watch) = by_stream([*served, *unserved])
+    (ledger,) = watch.fleet.engines.values()
+
+    def wait_of(number: int) -> ConditionView:
+        conditions = request_detail(ledger, f"r-{number}", lambda _: ()).conditions
+        return next(one for one in conditions if one.name == "UsualWait")
+
+    assert wait_of(len(served)).holds
+    assert not wait_of(len(served) + 1).holds
+    assert "earlier requests usually waited" in wait_of(len(served) + 1).reason
