@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..ledger.engine_ledger import EngineLedger
+from .dialects import SGLANG_LOG
 
 DEFAULT_BUDGET = 8192
 """Tokens a step: what serving a stream of unlike requests was seen to do well with."""
@@ -36,7 +37,7 @@ def metrics_dialect(ledger: EngineLedger) -> str:
 def seen_by(ledger: EngineLedger) -> str:
     """Return what shows the rest where metrics are all there is: the event stream, if this engine can have one."""
     if metrics_dialect(ledger) == "sglang":
-        return "SGLang's log at that time (no event stream of SGLang exists)"
+        return SGLANG_LOG
     return "attach the event stream (monitor doctor tcp://HOST:5757)"
 
 

@@ -50,15 +50,16 @@ _BOTH: Final = re.compile(
 ONLY_VLLM: Final = re.compile(
     r"\bvLLM\b|\bVLLM_\w+|\bvllm:\w+|--(?:num-gpu-blocks|swap-space|kv-transfer|kv-connector|kv-lease|kv-offloading"
     r"|async-scheduling|no-async-scheduling|no-enforce-eager|scheduler-reserve|watermark|mm-processor|limit-mm"
-    r"|structured-outputs|disable-hybrid-kv|mamba-cache-dtype|max-cudagraph|compilation-config)"
+    r"|structured-outputs|disable-hybrid-kv|mamba-cache-dtype|max-cudagraph|compilation-config|enable-prefix-caching)"
     r"|--(?:mem-fraction-static|max-total-tokens|chunked-prefill-size) \d"
+    r"|\bevent streams?\b|\bmonitor record\b|[Aa]ttach the probe\b|tcp://HOST:5757|\b(?:a|its) probe\b"
 )
-"""What SGLang has nothing for: vLLM's variables, metrics and flags, and values that its flags do not share."""
+"""What SGLang has nothing for: vLLM's variables, metrics and flags, values that its flags do not share, a probe."""
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z])")
 _STREAM: Final = re.compile(
     r"(?:attach )?the event stream(?: of a probe(?: on [^;,.]+)?)?(?: \(monitor doctor tcp://HOST:5757\))?|\ba probe\b"
 )
-_LOG: Final = "SGLang's log of that time (no event stream of SGLang exists)"
+SGLANG_LOG: Final = "SGLang's log of that time (kvscope has no probe for SGLang)"
 _ADVICE: Final = ("do_now", "change", "wont_help")
 
 
@@ -66,7 +67,7 @@ def in_sglang(judged: _Said) -> _Said:
     """Return a judgement whose advice has SGLang's names, without what SGLang lacks."""
     return msgspec.structs.replace(
         judged,
-        missing=sglang_text(_STREAM.sub(_LOG, judged.missing)),
+        missing=sglang_text(_STREAM.sub(SGLANG_LOG, judged.missing)),
         **{field: tuple(filter(None, map(sglang_text, getattr(judged, field)))) for field in _ADVICE},
     )
 

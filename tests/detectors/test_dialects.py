@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from kvscope.monitor import detectors
 from kvscope.monitor.detectors.advice import MORE_ROOM, WHOLE_PROMPTS
-from kvscope.monitor.detectors.dialects import IN_SGLANG, sglang_text
+from kvscope.monitor.detectors.dialects import IN_SGLANG, in_sglang, sglang_text
+from kvscope.monitor.detectors.judgement import Judgement
 from kvscope.monitor.detectors.runbook_files import ADVICE, runbook_codes, runbook_text
 from kvscope.monitor.sources.log_patterns import PATTERNS
 from kvscope.monitor.terminal.cli import main
+from scripts.engine_flags import LIST as ENGINE_FLAGS
 from scripts.metric_families import LIST, read_releases
 
 OURS = frozenset(
@@ -28,45 +32,41 @@ OURS = frozenset(
         "--fault",
         "--events",
         "--device-memory",
+        "--kv-cache-memory",
+        "--watch",
         "--weights",
         "--query-compute-apps",
     ]
 )
 """Flags of `monitor`, nvidia-smi and the like."""
-SGLANG = frozenset(
+FLAGS = read_releases(ENGINE_FLAGS.read_text(encoding="utf-8"))
+SGLANG, VLLM = FLAGS["sglang-0.5.23"], FLAGS["vllm-0.32.0"]
+OTHERS = frozenset(
     [
-        "--mem-fraction-static",
-        "--max-running-requests",
-        "--context-length",
-        "--chunked-prefill-size",
-        "--max-total-tokens",
-        "--disable-cuda-graph",
-        "--page-size",
-        "--schedule-policy",
-        "--schedule-conservativeness",
-        "--disable-radix-cache",
-        "--tokenizer-worker-num",
-        "--kv-cache-dtype",
-        "--swa-full-tokens-ratio",
-        "--mamba-full-memory-ratio",
-        "--enable-metrics",
-        "--max-mamba-cache-size",
-        "--enable-streaming-session",
-        "--enable-session-radix-cache",
-        "--log-requests",
+        *("--nats-share", "--archive", "--alert-engines-only"),  # monitor serve
+        *("--kv-connector", "--kv-lease-seconds"),  # kvscope's own engine
+        *("--max-concurrency", "--num-prompts", "--input-len", "--output-len"),  # vllm bench serve
+        "--swap-space",  # vLLM before V1
     ]
 )
-"""Arguments that advice names, each of them in the package of SGLang 0.5.23, --disable-cuda-graph as deprecated."""
+"""Flags of programs and releases that are in neither list, and that no user of SGLang is told."""
+STREAM = re.compile(r"event streams?\b|tcp://HOST:5757|\bmonitor record\b|[Aa]ttach the probe|\b(?:a|its) probe\b")
+"""kvscope has no probe for SGLang."""
+DETECTORS = Path(detectors.__file__).parent
 START = (
     "[2026-05-24 03:50:10 TP0] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 24512, K size: 1.50 GB, V size:"
     " 1.50 GB\n"
 )
 
 
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+
+
 def foreign(text: str) -> list[str]:
-    """The flags, metrics and names in a text that SGLang's users do not have."""
-    flags = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if flag not in SGLANG | OURS}
-    return sorted(flags | set(re.findall(r"\bvLLM\b|\bVLLM_\w+|\bvllm:\w+", text)))
+    """The flags, metrics, names and sources in a text that SGLang's users do not have."""
+    names = {*re.findall(r"\bvLLM\b|\bVLLM_\w+|\bvllm:\w+", text), *STREAM.findall(text)}
+    return sorted((flags_in(text) - SGLANG - OURS) | names)
 
 
 def bullets(code: str) -> list[str]:
@@ -87,6 +87,44 @@ def test_each_metric_is_one_of_its_engine() -> None:
         assert ours.removesuffix("_total") in named["vllm"], ours  # Prometheus adds it to a counter of vLLM
         assert theirs in named["sglang"], theirs
         assert ours.endswith("_total") == theirs.endswith("_total"), "a counter is another counter"
+
+
+def told_texts() -> list[str]:
+    """The texts in the detectors' code that name a flag or a source, without docstrings and the table of names."""
+    found = []
+    for path in sorted(DETECTORS.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+        documents = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        if path.name != "dialects.py":
+            found += [str(node.value) for node in texts if id(node) not in documents]
+    return [text for text in found if flags_in(text) or STREAM.search(text)]
+
+
+def is_of_vllm(flag: str) -> bool:
+    """Each of its switches has a negative."""
+    return flag in VLLM or flag.replace("--no-", "--", 1) in VLLM
+
+
+def test_each_flag_of_a_text_is_one_of_an_engine() -> None:
+    texts = {code: runbook_text(code) or "" for code in runbook_codes()} | {text: text for text in told_texts()}
+    named = {name: flags_in(text) - SGLANG - OURS - OTHERS for name, text in texts.items()}
+    assert len([flag for flags in named.values() for flag in flags]) > 20
+    unknown = {name: {flag for flag in flags if not is_of_vllm(flag)} for name, flags in named.items()}
+    assert {name: flags for name, flags in unknown.items() if flags} == {}
+
+
+def test_no_text_names_in_sglang_what_sglang_lacks() -> None:
+    texts = told_texts()
+    assert len(texts) > 50
+    told = {}
+    for text in texts:
+        said = in_sglang(Judgement("harm.no-progress", "engine", "likely", "", do_now=(text,), missing=text))
+        if named := foreign(" ".join([*said.do_now, said.missing])):
+            told[text] = named
+    assert told == {}
 
 
 def test_no_advice_of_a_runbook_names_in_sglang_what_sglang_lacks() -> None:
