@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
+import msgspec
 import pytest
 
 from kvscope.lab.paper_engine import BEGAN, Moment, as_metrics, log_lines
@@ -160,3 +162,71 @@ def test_a_stall_is_found_soon_after_many_steps_between_two_scrapes(every_s: int
 def test_the_first_step_that_is_watched_may_take_minutes(every_s: int) -> None:
     """No step was seen to end, so that nothing shows how long one takes here."""
     assert codes_in(stopped(every_s, 1, before=1, still=150 // every_s)) == []
+
+
+# -------------------------------------------------------------------- workers that do not come back
+
+WORKER_WAIT = (
+    "(EngineCore pid=7) INFO {} [shm_broadcast.py:871] No available shared memory broadcast block found in 60 seconds."
+)
+
+
+def taken_in(running: int = 0, waiting: int = 12, generated: float = 0.0) -> list[Moment]:
+    """Chats, and then a line of requests that came, as a step takes them in."""
+    before = chats(6)
+    last = before[-1]
+    tokens = last.generation_tokens + generated
+    return [*before, last._replace(t=last.t + 10.0, running=running, waiting=waiting, generation_tokens=tokens)]
+
+
+def worker_wait(after: Sequence[Moment], seconds: float = 62.0) -> str:
+    return WORKER_WAIT.format(f"{BEGAN + timedelta(seconds=after[-1].t + seconds):%m-%d %H:%M:%S}")
+
+
+def test_a_step_that_took_in_all_that_waited_and_never_came_back_is_a_stall() -> None:
+    moments = taken_in()
+    (finding,) = found(moments, after=[worker_wait(moments)])
+    assert (finding.code, finding.verdict) == (ENGINE_STALLED, "likely")
+    assert "with 0 requests running and 12 waiting" in finding.explanation
+
+
+@pytest.mark.parametrize(
+    "moments", [taken_in(waiting=0), taken_in(generated=500.0), chats(7)], ids=["none waits", "a token", "they run"]
+)
+def test_workers_that_are_waited_for_once_are_no_stall_beside_an_idle_or_moving_engine(moments: list[Moment]) -> None:
+    assert ENGINE_STALLED not in {finding.code for finding in found(moments, after=[worker_wait(moments)])}
+
+
+def test_workers_that_were_waited_for_before_the_last_line_are_no_stall() -> None:
+    moments = taken_in()
+    lines = log_lines(moments)
+    watch = Pipeline()
+    text = [*lines[:-1], worker_wait(moments, -5.0), lines[-1]]
+    watch.feed(Log("paper.log", BEGAN.replace(day=BEGAN.day + 1)).records(text))
+    watch.settle()
+    assert [finding for finding in watch.findings() if finding.severity != "info"] == []
+
+
+# -------------------------------------------------------------------- nothing runs, and all wait for KV from elsewhere
+
+
+def fetches(lasts_s: int, **figures: int | None) -> list[FindingReport]:
+    """What pages show, 5 s apart, of requests that all wait for something other than room."""
+    moments = [*chats(6), *(taken_in()[-1]._replace(t=70.0 + 5.0 * n, deferred=12) for n in range(lasts_s // 5))]
+    known = {"external_queries": 9_000, "finished": 40, "generation_tokens": 7_200} | figures
+    watch = Pipeline()
+    watch.feed([msgspec.structs.replace(sample, **known) for sample in as_metrics(moments)])
+    watch.settle()
+    return [finding for finding in watch.findings() if finding.severity != "info"]
+
+
+def test_an_engine_that_looks_kv_up_elsewhere_and_gets_no_further_is_found_by_its_page() -> None:
+    (finding,) = fetches(90)
+    assert (finding.code, finding.verdict) == ("stuck.remote-load", "likely")
+    assert "grammar" in finding.missing
+
+
+def test_no_fetch_is_found_in_an_engine_that_fetches_nothing_or_has_waited_briefly() -> None:
+    assert [finding.code for finding in fetches(90, external_queries=None)] == []
+    assert [finding.code for finding in fetches(90, external_queries=0)] == []
+    assert [finding.code for finding in fetches(30)] == []

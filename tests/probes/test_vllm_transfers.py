@@ -4,6 +4,7 @@ metrics pages and logs, all of the same run.
 
 from __future__ import annotations
 
+import signal
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -12,23 +13,31 @@ import pytest
 
 from kvscope.lab.vllm_python import free_ports, needs_pairs
 from kvscope.monitor.contract.samples import Sample
+from kvscope.monitor.terminal.report import examine
 from tests.probes.vllm_transfers import (
     WAYS,
     Engine,
     Route,
     Watched,
+    lmcache,
     mooncake,
     mooncake_route,
     nixl,
     nixl_route,
     offloading,
     prompt_of,
+    tier_server,
     watched,
 )
 
 pytestmark = needs_pairs
+needs_verbs = pytest.mark.skipif(
+    not find_library("ibverbs"),
+    reason="Mooncake, and LMCache beside it, lack it: apt-get install libibverbs1 librdmacm1",
+)
 
 BURST, STALE, REMOTE, TIER = "leak.lease-burst", "corrupt.stale-remote-read", "stuck.remote-load", "stuck.outer-tier"
+STALLED = "stuck.engine-stalled"
 MODERATE = 6
 """Clients at once."""
 
@@ -120,14 +129,19 @@ def test_a_decode_of_another_model_gets_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- host tier
 
 
-def asked_again(seen: Watched, engine: Engine, rounds: int = 2, prompts: int = 16) -> None:
-    """Ask for the same prompts again and again: more than the pool holds, so that an outer tier is looked into."""
+def directly(engine: Engine) -> Route:
+    """Its prompt follows from the number of the client."""
 
     def direct(name: str, _prompt: object, max_tokens: int) -> dict[str, object]:
         return engine.ask(name, prompt_of(name.partition("-")[2], 500), max_tokens)
 
+    return direct
+
+
+def asked_again(seen: Watched, engine: Engine, rounds: int = 2, prompts: int = 16) -> None:
+    """Ask for the same prompts again and again: more than the pool holds, so that an outer tier is looked into."""
     for turn in range(rounds):
-        serve(seen, direct, f"{turn}", prompts)
+        serve(seen, directly(engine), f"{turn}", prompts)
 
 
 @pytest.mark.prove
@@ -158,11 +172,48 @@ def test_a_host_tier_that_is_slower_than_the_engine(tmp_path: Path) -> None:
         assert "waited for KV from the outer tier" in seen.findings("page", engine)[TIER].explanation
 
 
+# ---------------------------------------------------------------- LMCache's server
+
+
+@pytest.mark.prove
+@needs_verbs
+@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_no_way_is_silent_about_clients_that_a_lost_lmcache_server_keeps(tmp_path: Path, lost: signal.Signals) -> None:
+    """LMCache 0.5.6 goes on without its server, or its worker waits for it for ever: that is a matter of the moment."""
+    with tier_server(tmp_path) as server:
+        engine = lmcache(tmp_path, server)
+        with watched(engine) as seen:
+            asked_again(seen, engine)
+            seen.until(lambda: last_page(seen, engine).external_hits)
+            assert_healthy(seen)
+            seen.clients.clear()
+            server.signal(lost)
+            for number in (*range(8), *range(100, 104)):  # known ones, and some that are to be stored
+                seen.come(directly(engine), f"lost-{number}", prompt_of(f"{number}", 500), 8)
+            seen.until(lambda: not seen.unanswered() or all(seen.findings(way, engine) for way in WAYS))
+            if not seen.unanswered():
+                assert_healthy(seen)
+                return
+            assert found_by(seen, engine, STALLED) == ["stream", "log"]
+            assert found_by(seen, engine, REMOTE) == ["page"]
+
+
+@pytest.mark.prove
+@needs_verbs
+def test_an_lmcache_server_that_is_full_says_so_in_its_own_log(tmp_path: Path) -> None:
+    with tier_server(tmp_path, gigabytes=0.002) as server:
+        engine = lmcache(tmp_path, server)
+        with watched(engine) as seen:
+            asked_again(seen, engine)
+            assert_healthy(seen)
+            assert TIER in {finding.code for finding in examine([str(server.log)], seen.settings).findings}
+
+
 # ---------------------------------------------------------------- Mooncake, which has no metrics in 0.32
 
 
 @pytest.mark.prove
-@pytest.mark.skipif(not find_library("ibverbs"), reason="Mooncake lacks it: apt-get install libibverbs1 librdmacm1")
+@needs_verbs
 def test_mooncake_pair_is_healthy_until_its_decode_is_killed(tmp_path: Path) -> None:
     bootstrap = free_ports()
     prefill, decode = mooncake(tmp_path, "kv_producer", bootstrap), mooncake(tmp_path, "kv_consumer", bootstrap)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from uuid import uuid4
 
 import httpx2
 
-from kvscope.lab.vllm_python import MODEL, PAIRS, announce_plugins, free_ports
+from kvscope.lab.vllm_python import MODEL, PAIRS, announce_plugins, environment, free_ports
 from kvscope.monitor.contract.samples import Record
 from kvscope.monitor.detectors.detector import Settings
 from kvscope.monitor.detectors.findings import FindingReport
@@ -124,6 +125,73 @@ def offloading(directory: Path, chunks: int, *arguments: str, seconds_a_block: f
         },
     }
     return Engine(directory / "offloading", connector, *arguments)
+
+
+class TierServer:
+    """LMCache's server, a process beside the engine that keeps KV in host memory."""
+
+    def __init__(self, directory: Path, gigabytes: float = 0.05) -> None:
+        self.port, http = free_ports(), free_ports()
+        self._health = f"http://127.0.0.1:{http}/metrics"
+        self.log = directory / "tier.log"
+        arguments = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "http-host": "127.0.0.1",
+            "http-port": http,
+            "l1-size-gb": gigabytes,
+            "chunk-size": 64,
+            "eviction-policy": "LRU",
+            "max-workers": 2,
+            "supported-transfer-mode": "engine_driven",  # with another the engine waits for ever
+        }
+        given = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(Path(PAIRS).with_name("lmcache")), "server", *given],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                start_new_session=True,
+                env=environment(PYTHONPATH="", LMCACHE_TRACK_USAGE="false"),
+            )
+
+    def wait(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until and self.process.poll() is None:
+            with contextlib.suppress(httpx2.HTTPError):
+                if httpx2.get(self._health, timeout=5).status_code == httpx2.codes.OK:
+                    return
+            time.sleep(0.2)
+        raise AssertionError(self.log.read_text())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send all its processes a signal: to kill it, to freeze it, or to let it go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+@contextlib.contextmanager
+def tier_server(directory: Path, gigabytes: float = 0.05) -> Iterator[TierServer]:
+    """Wait until it serves; kill it at the end."""
+    server = TierServer(directory, gigabytes)
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.signal(signal.SIGKILL)
+        server.process.wait()
+
+
+def lmcache(directory: Path, server: TierServer) -> Engine:
+    """An engine that keeps KV in that server. The class of the same name within vLLM needs an accelerator."""
+    connector = {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.port},
+    }
+    return Engine(directory / "lmcache", connector, LMCACHE_TRACK_USAGE="false")
 
 
 Route = Callable[[str, Sequence[int], int], dict[str, Any]]

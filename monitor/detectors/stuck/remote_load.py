@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...base.text import counted, duration, listed, percent
 from ...contract.kinds import Status
+from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
 from ...ledger.records import RequestState
 from ..counted_events import EVENTS_WINDOW_S, counted_events, is_few
@@ -197,10 +198,17 @@ def _reported_text(ledger: EngineLedger, ended: list[RequestState], count: int) 
     return f"{by} has reported the end of {listed([record.id for record in ended])}, but not of the others"
 
 
+def _fetched(sample: Sample) -> int:
+    """Return how many requests wait for KV from elsewhere: those of which the engine says so, or all that wait for
+    something other than room in an engine that looks for KV elsewhere.
+    """
+    return sample.fetching or (sample.deferred or 0 if sample.external_queries else 0)
+
+
 class RemoteLoadFromCounters(FromSamples, RemoteLoad):
     """Fetches that fail, or of which none ends, by the engine's own counts.
 
-    Sees: transfers that failed; or requests whose KV is being fetched while nothing runs, ends or yields a token.
+    Sees: transfers that failed; or requests that wait for KV from elsewhere while nothing runs, ends or yields a token.
     Likely when: always, since the counts do not name the requests.
     Not when: of a hundred requests one or none lost its transfer, or two altogether: that is information.
     """
@@ -233,7 +241,7 @@ class RemoteLoadFromCounters(FromSamples, RemoteLoad):
     def _without_end(self, ledger: EngineLedger, settings: Settings) -> Iterator[Judgement]:
         """Yield fetches of which none ended: where nothing runs, one that did would have yielded a token or ended."""
         samples = ledger.samples
-        start = last_window(samples, lambda one: bool(one.fetching) and one.running == 0 and one.awake is not False)
+        start = last_window(samples, lambda one: bool(_fetched(one)) and one.running == 0 and one.awake is not False)
         if start is None:
             return
         first, last = samples[start], samples[-1]
@@ -245,7 +253,7 @@ class RemoteLoadFromCounters(FromSamples, RemoteLoad):
         counters = ("generation_tokens", "finished", "aborted")
         if any(moved(getattr(first, name), getattr(last, name)) for name in counters):
             return
-        fetching = first.fetching or 0
+        fetching = _fetched(first)
         yield self.finding(
             ledger,
             since_ns=first.at_ns or 0,
@@ -260,5 +268,6 @@ class RemoteLoadFromCounters(FromSamples, RemoteLoad):
                 f" or tier for {duration(waited_s)} or more: nothing runs, and no request ended or got a token"
                 f" meanwhile. {percent(last.usage or 0.0)} of the pool is in use for it."
             ),
-            missing="which requests, and whether the other side still sends: the event stream, or its log",
+            missing="which requests, and whether the other side still sends: the event stream, or its log"
+            + ("" if first.fetching else ". Requests that wait for a grammar look the same"),
         )

@@ -128,6 +128,7 @@ def engine_stalled(view: WrittenView) -> Iterator[TextJudgement]:
         return  # its operator has paused it, or put it to sleep
     still = still_lines(view.samples)
     waits, given_up = view.lines("worker_wait"), view.lines(*TIMEOUTS)
+    still = still or waiting_line(view.samples, waits)
     if not (still or waits or given_up):
         return
     if ended_by_an_error(view, given_up, still) and not waits:
@@ -212,6 +213,17 @@ def still_lines(samples: Sequence[Sample]) -> list[Sample]:
     return still[::-1]
 
 
+def waiting_line(samples: Sequence[Sample], waits: Sequence[ReportedEvent]) -> list[Sample]:
+    """Return the last line if it shows requests that wait, none that runs and no token, and the engine's process waits
+    for its workers since: the step that took these requests in has not come back.
+    """
+    if not (samples and waits) or line_number(waits[-1].position) <= line_number(samples[-1].position):
+        return []
+    last = samples[-1]
+    is_still = not last.running and last.generation_tokens_per_s == 0 and not last.prompt_tokens_per_s
+    return [last] if is_still and last.waiting else []
+
+
 def _stood_s(samples: Sequence[Sample], still: Sequence[Sample], times_longest: float, silent_s: float = 0.0) -> float:
     """Return how long, the interval before the first line and the silence after the last included, or 0 if this engine
     has paused as long before.
@@ -261,13 +273,15 @@ def _stalled(
     if first is not None:
         evidence += [
             Evidence("running", first.running or 0, "requests", "log", first.position),
+            *(() if first.running else (Evidence("waiting", first.waiting or 0, "requests", "log", first.position),)),
             Evidence("usage", round(100 * (first.usage or 0), 1), "%", "log", first.position),
             Evidence(
                 "lines_without_a_token", len(still), "lines", "log", f"{still[0].position} to {still[-1].position}"
             ),
         ]
         since = f" since {clock_time(at_ns)}" if at_ns else ""
-        state = f"No token was computed{since} with {counted(first.running or 0, 'request')} running."
+        state = f"No token was computed{since} with {counted(first.running or 0, 'request')} running"
+        state += "." if first.running else f" and {first.waiting or 0:,} waiting."
         if tail.seconds:
             evidence += tail.evidence()
             state += f" {tail.text()}"
