@@ -25,7 +25,7 @@ COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,12}[A-Za-z]")
 QUOTED: Final = re.compile(r"^\s{0,8}(?:(?:>|&gt;)\s?){1,6}")
 FENCE: Final = re.compile(r"^\s{0,8}(?:`{3,}|~{3,})[\w .+-]{0,40}$")
 RECORD_START: Final = re.compile(
-    r"\s{0,12}(?:[`|*-]{1,2}\s?)?(?:"
+    r"\s{0,12}(?:[`|*-]{1,2}\s?|\d{1,7}[\t:] ?|(?:\"[^\"]{0,80}\",){1,8}\"?)?(?:"
     r"\[?\d{4}-\d\d-\d\d[T ]|\[?\d\d[-/]\d\d \d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
     r"|(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)\b|\(\w[\w ()-]{0,60}pid=\d|\{\"|Traceback \(|File \""
     r"|[^\s()]{0,200}(?::\d{1,6}: \w{0,60})?(?:Error|Exception|Warning): |\[[\w./-]{1,80}\.\w{1,8}:\d{1,6}\]"
@@ -35,7 +35,9 @@ RECORD_START: Final = re.compile(
     r"|[EWI]\d{4} \d\d:\d\d|(?:Prefill|Decode) batch|[a-z][a-z_:]{3,80}(?:\{[^}]{0,600}\})? -?\d[\d.e+-]*\s*$)",
     re.ASCII,
 )
-"""How a line begins that is a record of its own, and not the rest of the one before."""
+"""How a line begins that is a record of its own, and not the rest of the one before. A list's mark, a line's number or
+the columns of a CSV may stand before it.
+"""
 STATISTICS_HEAD: Final = re.compile(
     r"(?<=\S)(?= ?(?:\(\w{1,40} pid=\d{1,9}\) )?(?:INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d )", re.ASCII
 )

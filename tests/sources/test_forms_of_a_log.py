@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import html
+import json
+import re
+from collections.abc import Callable
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -34,10 +38,60 @@ def lines_of_log(path: Path) -> list[str]:
 def verdicts(path: Path, lines: list[str]) -> Verdicts:
     """What is found, by the engine's model, in a file of these lines."""
     path.write_text("\n".join(lines) + "\n")
+    return verdicts_of(path)
+
+
+def verdicts_of(path: Path) -> Verdicts:
     watch = Pipeline()
     watch.feed(read_log(path)[1])
     watch.settle()
     return {(finding.engine.partition("@")[0], finding.code, finding.verdict) for finding in watch.findings()}
+
+
+def per_line(form: Callable[[int, str], str]) -> Callable[[list[str]], bytes]:
+    return lambda lines: "".join(form(number, line) for number, line in enumerate(lines, 1)).encode()
+
+
+def stamped(lines: list[str]) -> bytes:
+    """As containerd writes them: with the time before each line, of which those without one have that of the last."""
+    at, out = "01-01T00:00:00", []
+    for line in lines:
+        own = re.search(r"\b(\d\d-\d\d) (\d\d:\d\d:\d\d)\b", line)
+        at = f"{own[1]}T{own[2]}" if own is not None else at
+        out.append(f"2026-{at}.123456789Z stderr F {line}\n")
+    return "".join(out).encode()
+
+
+FORMS: dict[str, Callable[[list[str]], bytes]] = {
+    "Windows' line ends": per_line(lambda _, line: f"{line}\r\n"),
+    "a byte order mark": lambda lines: ("\ufeff" + "\n".join(lines)).encode(),
+    "PowerShell's redirection": lambda lines: ("\ufeff" + "\r\n".join(lines)).encode("utf-16-le"),
+    "gzip": lambda lines: gzip.compress("\n".join(lines).encode()),
+    "colours": per_line(lambda _, line: f"\x1b[0;36m{line}\x1b[0m\n"),
+    "a quotation": per_line(lambda _, line: f"> {line}\n"),
+    "a fence": lambda lines: "\n".join(["Here is the log:", "```", *lines, "```", ""]).encode(),
+    "empty lines": per_line(lambda _, line: f"{line}\n\n"),
+    "an indent": per_line(lambda _, line: f"\t{line}\n"),
+    "cat -n": per_line(lambda number, line: f"{number:6}\t{line}\n"),
+    "grep -n": per_line(lambda number, line: f"{number}:{line}\n"),
+    "Docker's JSON": per_line(lambda _, line: json.dumps({"log": f"{line}\n", "stream": "stderr"}) + "\n"),
+    "the journal's JSON": per_line(lambda _, line: json.dumps({"MESSAGE": line, "_PID": "77"}) + "\n"),
+    "Cloud Logging's JSON": per_line(lambda _, line: json.dumps({"textPayload": line, "severity": "INFO"}) + "\n"),
+    "Loki's JSON": per_line(lambda _, line: json.dumps({"labels": {"pod": "vllm-0"}, "line": line}) + "\n"),
+    "Ray": per_line(lambda _, line: f"\x1b[36m(RayWorkerWrapper pid=77, ip=10.0.0.1)\x1b[0m {line}\n"),
+    "CSV": per_line(lambda _, line: '"gpu-1","vllm","{}"\n'.format(line.replace('"', '""'))),
+    "HTML": per_line(lambda _, line: f"{html.escape(line, quote=False)}<br>\n"),
+    "containerd": stamped,
+}
+
+
+@pytest.mark.parametrize("name", ["frozen-engine", "healthy-shared-prefix", "lockstep-collapse", "never-freed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_export_changes_no_verdict(tmp_path: Path, name: str, form: str) -> None:
+    lines = lines_of_log(DATA / f"{name}.log.gz")
+    log = tmp_path / "a.log"
+    log.write_bytes(FORMS[form](lines))
+    assert verdicts_of(log) == verdicts(tmp_path / "a.log", lines)
 
 
 WITHOUT_TIMES = "seed-000.log"
