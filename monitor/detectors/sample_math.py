@@ -126,7 +126,8 @@ def moving_pause_s(
         moved = shown_by(sample) != shown_by(before)
         if moved:
             stood = changed < index - 1 if changed else may_be_copy
-            ends_seen += 1 if stood else max((sample.steps or 0) - (before.steps or 0), 1)
+            if before.running:
+                ends_seen += 1 if stood else max((sample.steps or 0) - (before.steps or 0), 1)
             changed = index
         if before.running:
             longest = max(longest, seconds_apart(samples[began], sample))

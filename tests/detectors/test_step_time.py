@@ -79,8 +79,8 @@ class Timed(Spoken):
         return seconds
 
     def hang(self, seconds: float, most_looks: int = 8) -> None:
-        """Time passes in a step: the drain thread sends its heartbeats."""
-        looks = min(math.ceil(seconds / 0.5), most_looks)
+        """Time passes in a step: the drain thread sends a heartbeat each second, and more often if that is looks."""
+        looks = max(min(math.ceil(seconds / 0.5), most_looks), math.ceil(seconds))
         for _ in range(looks):
             self.clock.sleep(seconds / looks)
             self.packer._vitals = lambda: Vitals(self.step_number, 1, len(self.computed), 0, 0, 0, self.step_number)
