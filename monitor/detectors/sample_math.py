@@ -126,8 +126,8 @@ def moving_pause_s(
         moved = shown_by(sample) != shown_by(before)
         if moved:
             stood = changed < index - 1 if changed else may_be_copy
-            if before.running:
-                ends_seen += 1 if stood else max((sample.steps or 0) - (before.steps or 0), 1)
+            ends = 1 if stood else max((sample.steps or 0) - (before.steps or 0), 1)
+            ends_seen += ends if before.running else ends - 1  # the first of them began while nothing ran
             changed = index
         if before.running:
             longest = max(longest, seconds_apart(samples[began], sample))
