@@ -163,10 +163,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         servers = {what: [(stack.enter_context(served()), one) for one in each] for what, each in fleet().items()}
         pages = [one for each in servers.values() for one in each]
         ((dies, _),) = servers["dies"]
-        turning = threading.Thread(target=go_on, args=(pages, dies))
-        turning.start()
-        stack.callback(turning.join)
-        stack.callback(stop.set)
+        for page_server, engine in pages:
+            page_server.answer = page(next(engine))
         port, own = free_port(), f"127.0.0.1:{free_port()}"
         service = [str(Path(sys.executable).parent / "monitor"), "serve", "--port", str(port), "--token", TOKEN]
         service += [argument for page_server, _ in pages for argument in ("--metrics", page_server.url)]
@@ -182,6 +180,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         seen = Prometheus(f"http://{own}")
         until(lambda: answers(f"{seen.url}/-/ready"), "Prometheus is ready", process)
         until(lambda: len(seen.label("kvscope_engine_info", "engine")) == ENGINES, "all engines", process)
+        # Only now, when the service has a first sample of each: what stands still must have been seen to move.
+        turning = threading.Thread(target=go_on, args=(pages, dies))
+        turning.start()
+        stack.callback(turning.join)
+        stack.callback(stop.set)
         addresses = {what: [urlsplit(one.url).netloc for one, _ in each] for what, each in servers.items()}
         yield Scene(seen, process, addresses)
 
