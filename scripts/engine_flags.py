@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from scripts.metric_families import read_releases
+from scripts.metric_families import read_releases, reread, written
 
 LIST: Final = Path(__file__).parent.parent / "tests" / "data" / "engine-flags.txt"
+ABOUT: Final = "# By `python -m scripts.engine_flags`: a flag, and the releases whose server has it."
 PARSERS: Final = {
     "vllm": ("engine/arg_utils.py", "entrypoints/**/cli_args.py", "entrypoints/cli/serve.py"),
     "sglang": ("srt/server_args.py", "srt/arg_groups/fields/*.py"),
@@ -76,23 +77,11 @@ def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def written(releases: dict[str, set[str]]) -> str:
-    """Return the text: a flag a line, with the releases that have it."""
-    every = sorted(set().union(*releases.values()))
-    lines = (" ".join([flag, *(name for name in sorted(releases) if flag in releases[name])]) for flag in every)
-    return "\n".join(
-        ("# By `python -m scripts.engine_flags`: a flag, and the releases whose server has it.", *lines, "")
-    )
-
-
 def main(arguments: list[str]) -> None:
     """Read the folders of the command line."""
-    releases = read_releases(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
-    for argument in arguments:
-        release, _, folder = argument.partition("=")
-        releases[release] = set(flags(release.partition("-")[0], Path(folder)))
-        print(f"{release}: {len(releases[release])} flags")
-    LIST.write_text(written(releases), encoding="utf-8")
+    known = read_releases(LIST.read_text(encoding="utf-8"))
+    read = reread(arguments, known, lambda release, folder: flags(release.partition("-")[0], folder), "flags")
+    LIST.write_text(written(read, ABOUT), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvscope.monitor.sources.text_events import ABOUT_MEMORY
+from scripts.metric_families import reread
 
 LIST: Final = Path(__file__).parent.parent / "tests" / "data" / "log-lines.txt"
 ROOMS: Final = {
@@ -157,12 +158,9 @@ def written(releases: dict[str, set[LoggedLine]]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Read the folders of the command line."""
-    releases = read_releases(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
-    for argument in arguments:
-        release, _, folder = argument.partition("=")
-        releases[release] = set(logged_lines(Path(folder)))
-        print(f"{release}: {len(releases[release])} lines")
-    LIST.write_text(written(releases), encoding="utf-8")
+    known = read_releases(LIST.read_text(encoding="utf-8"))
+    read = reread(arguments, known, lambda _, folder: logged_lines(folder), "lines")
+    LIST.write_text(written(read), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 LIST: Final = Path(__file__).parent.parent / "tests" / "data" / "metric-families.txt"
+ABOUT: Final = "# By `python -m scripts.metric_families`: a family, and the releases that name it."
 NAME: Final = re.compile(r"(?:vllm|sglang):[a-z][a-z0-9_]+")
+
+Entry = TypeVar("Entry")
 
 
 def named_families(folder: Path) -> Iterator[str]:
@@ -30,31 +33,39 @@ def named_families(folder: Path) -> Iterator[str]:
 
 
 def read_releases(text: str) -> dict[str, set[str]]:
-    """Return the families of each release, by `ENGINE-RELEASE`, of a text that `written` made."""
+    """Return the names of each release, by `ENGINE-RELEASE`, of a text that `written` made."""
     lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     releases: dict[str, set[str]] = {}
-    for family, *names in lines:
+    for entry, *names in lines:
         for name in names:
-            releases.setdefault(name, set()).add(family)
+            releases.setdefault(name, set()).add(entry)
     return releases
 
 
-def written(releases: dict[str, set[str]]) -> str:
-    """Return the text: a family a line, with the releases that name it."""
-    families = sorted(set().union(*releases.values()))
-    of = {family: " ".join(name for name in sorted(releases) if family in releases[name]) for family in families}
-    lines = (f"{family} {names}" for family, names in of.items())
-    return "\n".join(("# By `python -m scripts.metric_families`: a family, and the releases that name it.", *lines, ""))
+def written(releases: dict[str, set[str]], about: str = ABOUT) -> str:
+    """Return the text: a name a line, with the releases that have it, under a line about them."""
+    names = sorted(set().union(*releases.values()))
+    lines = (
+        " ".join([name, *(release for release in sorted(releases) if name in releases[release])]) for name in names
+    )
+    return "\n".join((about, *lines, ""))
+
+
+def reread(
+    arguments: list[str], releases: dict[str, set[Entry]], found: Callable[[str, Path], Iterable[Entry]], what: str
+) -> dict[str, set[Entry]]:
+    """Return the releases with what is found in the folders of the command line in place of what they had."""
+    for argument in arguments:
+        release, _, folder = argument.partition("=")
+        releases[release] = set(found(release, Path(folder)))
+        print(f"{release}: {len(releases[release])} {what}")
+    return releases
 
 
 def main(arguments: list[str]) -> None:
     """Read the folders of the command line."""
-    releases = read_releases(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
-    for argument in arguments:
-        release, _, folder = argument.partition("=")
-        releases[release] = set(named_families(Path(folder)))
-        print(f"{release}: {len(releases[release])} families")
-    LIST.write_text(written(releases), encoding="utf-8")
+    known = read_releases(LIST.read_text(encoding="utf-8"))
+    LIST.write_text(written(reread(arguments, known, lambda _, folder: named_families(folder), "families")), "utf-8")
 
 
 if __name__ == "__main__":

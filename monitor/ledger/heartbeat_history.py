@@ -74,6 +74,7 @@ QUEUE_LENGTHS: Final = 8
 INTERVAL_NS: Final = 1_000_000_000
 """From one heartbeat of a live engine to the next."""
 PAUSE_NS: Final = 3 * INTERVAL_NS
+"""Without a heartbeat for so long, the process does not run, or is not received."""
 PAUSES: Final = 16
 
 

@@ -21,7 +21,7 @@ from kvscope.monitor.contract.kinds import (
 )
 from kvscope.monitor.contract.wire import Run, batch_of
 from kvscope.monitor.ledger import invariants
-from tests.detectors import leaks, test_corrupt, test_sizing, waste
+from tests.detectors import leaks, test_corrupt, test_leak_others, test_sizing, waste
 from tests.detectors.scenes import (
     ENGINE,
     Observer,
@@ -118,18 +118,6 @@ def session_idle(blocks: int = 4, *, seconds: float = 310, mode: EngineMode = En
     return scene
 
 
-def session_spoken_in() -> Spoken:
-    scene = Spoken()
-    scene.arrive(7, [3, 4])
-    for _ in range(2):
-        scene.log.waiting_on(7, Status.WAITING_FOR_STREAMING_REQ)
-        scene.wait(200)
-        scene.log.ready(7)
-        scene.log.admitted(7, 8)
-        scene.wait(1)
-    return scene
-
-
 def fenced(*, ends: bool) -> Watched:
     """A request is aborted in a step, behind which its blocks are fenced. Unless it `ends`, it is in flight still."""
     if ends:
@@ -186,7 +174,7 @@ LEAKS: Final = {
     ),
     "SessionPinned": Rule(
         session_idle,
-        {"in use": session_spoken_in, "hold little": lambda: session_idle(1)},
+        {"in use": lambda: test_leak_others.session_spoken_in(2), "hold little": lambda: session_idle(1)},
     ),
     "DeferredFreeStalled": Rule(lambda: fenced(ends=True), {"the step has not ended": lambda: fenced(ends=False)}),
     "FinishedHeld": Rule(
@@ -481,28 +469,6 @@ def long_request(*, hangs: bool = False) -> Watched:
     return scene
 
 
-def preempted_beside(blocks: int, tokens: int, *, model_len: int = 64, kept_tokens: int = 0) -> Spoken:
-    """Eight of 32 blocks are held by those that are preempted in turns, and so many by one that has so many tokens."""
-    scene = Spoken(max_model_len=model_len, max_num_seqs=9)
-    if blocks:
-        scene.log.arrived(9, "r-9", tokens, 8, 0, blocks, blocks)
-        scene.log.allocated(9, list(range(9, 9 + blocks)))
-        scene.log.admitted(9, 0)
-    for turn in range(6):
-        for number in range(4):
-            if not turn:
-                scene.log.arrived(number, f"r-{number}", 7, 8, 0, 2, 4)
-            scene.log.allocated(number, [1 + 2 * number, 2 + 2 * number])
-            scene.log.admitted(number, kept_tokens if turn else 0)
-            scene.log.progressed([number], [7], [1])
-        scene.say()
-        for number in range(4):
-            scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 7)
-            scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
-        scene.wait(3)
-    return scene
-
-
 SIZES: Final = {
     "BadSuggestionFromLog": Rule(lambda: advised(-(1 << 31)), {"the figures round to it": lambda: advised(-1000)}),
     "BlockInflated": Rule(
@@ -531,12 +497,12 @@ SIZES: Final = {
         {"the engine served requests": lambda: refused(stats("10:00:00", 3), stats("10:00:10", 3), REFUSED)},
     ),
     "KvTooSmall": Rule(
-        lambda: preempted_beside(24, 92),
+        lambda: test_sizing.preempted_beside(24, 92),
         {
-            "the pool holds all that may run": lambda: preempted_beside(24, 92, model_len=12),
-            "blocks were free": lambda: preempted_beside(0, 0),
-            "held without tokens": lambda: preempted_beside(24, 2),
-            "the prefix cache gave": lambda: preempted_beside(24, 92, kept_tokens=7),
+            "the pool holds all that may run": lambda: test_sizing.preempted_beside(24, 92, model_len=12),
+            "blocks were free": lambda: test_sizing.preempted_beside(0, 0),
+            "held without tokens": lambda: test_sizing.preempted_beside(24, 2),
+            "the prefix cache gave": lambda: test_sizing.preempted_beside(24, 92, kept_tokens=7),
         },
     ),
     "LongRequest": Rule(long_request, {"it stands still": lambda: long_request(hangs=True)}),

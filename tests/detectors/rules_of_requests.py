@@ -29,7 +29,13 @@ from tests.detectors.test_lost_request import Served
 from tests.detectors.test_ranks import watched as ranks
 from tests.detectors.test_relative import waiting_head
 from tests.detectors.test_stuck_requests import fetch_reported
-from tests.detectors.test_unclaimed_harm import idle_with_one_waiting, left_out, passed_by, waits_with_blocks
+from tests.detectors.test_unclaimed_harm import (
+    idle_with_one_waiting,
+    larger_step,
+    left_out,
+    passed_by,
+    waits_with_blocks,
+)
 
 # -------------------------------------------------------------------- stuck
 
@@ -313,17 +319,6 @@ def of_none(act: Callable[[Served], object] = lambda scene: None, *, seconds: in
     left_out(scene)
     act(scene)
     scene.beats(seconds, queued=2)
-    return scene
-
-
-def larger_step() -> Served:
-    scene = Served()
-    scene.arrive(1, [3, 4])
-    scene.beats(22, queued=1)
-    scene.arrive(2, [5])
-    scene.log.step_launched(scene.outputs + 1, [1, 2], [1, 4])
-    scene.say()
-    scene.beats(30, queued=2, steps=False)
     return scene
 
 

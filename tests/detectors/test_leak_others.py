@@ -304,16 +304,20 @@ def test_a_request_that_waits_for_more_of_its_input_is_a_session_too() -> None:
     assert scene.only(SESSION_PINNED).culprits.blocks == [3, 4]
 
 
-def test_a_session_that_is_spoken_in_again_and_again_is_no_leak() -> None:
+def session_spoken_in(times: int = 5) -> Spoken:
     scene = Spoken()
     scene.arrive(7, [3, 4])
-    for _ in range(5):
+    for _ in range(times):
         scene.log.waiting_on(7, Status.WAITING_FOR_STREAMING_REQ)
         scene.wait(200)
         scene.log.ready(7)
         scene.log.admitted(7, 8)
         scene.wait(1)
-    assert not scene.alarms()
+    return scene
+
+
+def test_a_session_that_is_spoken_in_again_and_again_is_no_leak() -> None:
+    assert not session_spoken_in().alarms()
 
 
 def test_a_small_session_is_not_what_others_wait_for() -> None:

@@ -106,28 +106,26 @@ def preempted_in_turns(max_num_seqs: int, others_tokens: int = 0) -> Spoken:
     return scene
 
 
-def preempted_beside(filler_blocks: int, filler_tokens: int) -> list[str]:
+def preempted_beside(blocks: int, tokens: int, *, model_len: int = 64, kept_tokens: int = 0) -> Spoken:
     """Eight of 32 blocks are held by those that are preempted in turns, and so many by one that has so many tokens."""
-    scene = Spoken(max_model_len=64, max_num_seqs=9)
-    if filler_blocks:
-        scene.log.arrived(9, "r-9", filler_tokens, 8, 0, filler_blocks, filler_blocks)
-        scene.log.allocated(9, list(range(9, 9 + filler_blocks)))
+    scene = Spoken(max_model_len=model_len, max_num_seqs=9)
+    if blocks:
+        scene.log.arrived(9, "r-9", tokens, 8, 0, blocks, blocks)
+        scene.log.allocated(9, list(range(9, 9 + blocks)))
         scene.log.admitted(9, 0)
     for turn in range(6):
         for number in range(4):
-            blocks = [1 + 2 * number, 2 + 2 * number]
             if not turn:
                 scene.log.arrived(number, f"r-{number}", 7, 8, 0, 2, 4)
-            scene.log.allocated(number, blocks)
-            scene.log.admitted(number, 0)
+            scene.log.allocated(number, [1 + 2 * number, 2 + 2 * number])
+            scene.log.admitted(number, kept_tokens if turn else 0)
             scene.log.progressed([number], [7], [1])
         scene.say()
         for number in range(4):
             scene.log.preempted(number, Preempt.KV_BLOCKS, -1, 2, 7)
             scene.log.released(number, [1 + 2 * number, 2 + 2 * number], Release.PREEMPTED)
         scene.wait(3)
-    assert sum(scene.ledger.state.totals.preemptions.values()) == 24
-    return [f"{f.code} {f.verdict}" for f in [*scene.firing(), *scene.watch.findings("suppressed")]]
+    return scene
 
 
 @pytest.mark.parametrize(
@@ -142,7 +140,10 @@ def preempted_beside(filler_blocks: int, filler_tokens: int) -> list[str]:
 def test_a_pool_is_too_small_only_if_tokens_fill_it_at_each_preemption(
     filler_blocks: int, filler_tokens: int, found: str
 ) -> None:
-    of_pool = [one for one in preempted_beside(filler_blocks, filler_tokens) if "held." not in one]
+    scene = preempted_beside(filler_blocks, filler_tokens)
+    assert sum(scene.ledger.state.totals.preemptions.values()) == 24
+    told = [f"{f.code} {f.verdict}" for f in [*scene.firing(), *scene.watch.findings("suppressed")]]
+    of_pool = [one for one in told if "held." not in one]
     if not found:
         assert not [one for one in of_pool if one.startswith(("sizing.", "thrash.", "collapse."))]
     assert [one for one in of_pool if one.startswith(KV_TOO_SMALL)] == [found] * bool(found)

@@ -64,9 +64,9 @@ class Unserved(RequestHarm):
         runs = f"{len(running):,} of {ledger.description.max_num_seqs:,} that may run do" if running else "nothing runs"
         why = "The engine gives no reason"
         if head is not None and cause not in (Cause.UNKNOWN, Cause.NEW, Cause.NONE):
-            why = f"The engine's reason is: {in_words(cause.name)}"
+            why = f"The engine says why: {in_words(cause.name)}"
             if contradicted_since_ns(ledger, head) is not None:
-                why += f". It cannot hold: {_state_text(ledger, cause)}"
+                why += f". That cannot be: {_state_text(ledger, cause)}"
         return {
             "explanation": (
                 f"{whom(late)} {'waits' if count == 1 else 'wait'} and {'is' if count == 1 else 'are'} not admitted,"

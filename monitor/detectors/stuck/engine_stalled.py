@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from ...base.text import clock_time, counted, duration
 from ...contract.samples import Sample
 from ...ledger.engine_ledger import EngineLedger
+from ...ledger.heartbeat_history import PAUSE_NS
 from ...ledger.queue_state import Living, is_outside
 from ...ledger.records import RequestState, StepInFlight
 from ..detector import Causes, FromSamples, SampleNeed, Settings, StreamDetector, Threshold, known_of
@@ -32,7 +33,7 @@ from .step_expectation import (
     stack_text,
     step_allowance,
 )
-from .waiting_requests import LIVE_HEARTBEAT_S, watchdog_report
+from .waiting_requests import watchdog_report
 from .zero_token import ZeroToken
 
 NOTHING_MOVES: Final = (
@@ -159,7 +160,7 @@ class EngineStalled(StreamDetector[Judgement]):
         if state.stopped_ns or not (running or waiting or steps_in_flight(ledger)):
             return None
         silent_s = (ledger.now_ns - ledger.last_received_ns) / 1e9
-        is_received = silent_s < 3 * LIVE_HEARTBEAT_S
+        is_received = silent_s < PAUSE_NS / 1e9
         halt = _halt(ledger, running, waiting, is_received)
         if halt is None:
             return None

@@ -24,8 +24,6 @@ from ..engine_pace import taken_up_until_ns
 from ..judgement import Judgement
 from ..runbook_files import FindingFields
 
-LIVE_HEARTBEAT_S: Final = 1.0
-"""How often a live engine sends a heartbeat."""
 LOST_WAKE: Final = "the lost events: they may include what it waited for. The next audit shows it"
 
 
